@@ -1,0 +1,49 @@
+"""Does a loop pay? Loops in trained language models, judged at equal parameters and at equal FLOPs.
+
+Names are imported when they are first used: ``import loopwise`` alone needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cost import Cost, cost_of, read_shape
+    from .decoding import Completion, DecodingRule, generate
+    from .evaluation import evaluate
+    from .loops import CallSite, Loop, LoopError, call_sites, format_loops, parse_loops
+    from .models import Loaded, ModelError, insert, load, loops_of, remove, save
+    from .recipes.trial import TrialSettings, trial
+    from .records import Record, RecordsError, Run, read_run
+    from .tasks import Grade, Item, Task, task_named
+    from .trial import Comparison, Plan, Verdict, compare, judge
+
+__version__ = "0.1.0"
+
+_PUBLIC: dict[str, tuple[str, ...]] = {
+    "loops": ("CallSite", "Loop", "LoopError", "call_sites", "format_loops", "parse_loops"),
+    "records": ("Record", "RecordsError", "Run", "read_run"),
+    "cost": ("Cost", "cost_of", "read_shape"),
+    "tasks": ("Grade", "Item", "Task", "task_named"),
+    "models": ("Loaded", "ModelError", "insert", "load", "loops_of", "remove", "save"),
+    "decoding": ("Completion", "DecodingRule", "generate"),
+    "evaluation": ("evaluate",),
+    "trial": ("Comparison", "Plan", "Verdict", "compare", "judge"),
+    "recipes.trial": ("TrialSettings", "trial"),
+}
+_ROOM_OF = {name: room for room, names in _PUBLIC.items() for name in names}
+
+__all__ = [*sorted(_ROOM_OF), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_ROOM_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,28 @@
+"""FLOPs, KV bytes and layer passes of a model with loops, from its config.json alone; and a meter. No torch."""
+
+from .account import CONVENTIONS, Breakdown, Convention, Cost, cost_of
+from .config import CostError
+from .families import COMPOSITES, FAMILIES
+from .meter import Meter
+from .shape import LayerShape, ModelShape, read_shape
+from .totals import answer_flops, describe, memory_bytes, training_flops, training_flops_6nd
+
+__all__ = [
+    "COMPOSITES",
+    "CONVENTIONS",
+    "FAMILIES",
+    "Breakdown",
+    "Convention",
+    "Cost",
+    "CostError",
+    "LayerShape",
+    "Meter",
+    "ModelShape",
+    "answer_flops",
+    "cost_of",
+    "describe",
+    "memory_bytes",
+    "read_shape",
+    "training_flops",
+    "training_flops_6nd",
+]

@@ -1,0 +1,33 @@
+"""Models: loading, surgery, caches, sidecar files."""
+
+from .caches import cache_argument, cache_of, dynamic_cache, static_cache
+from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
+from .load import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, save
+from .sidecar import SIDECAR, Sidecar, read_sidecar
+from .surgery import insert, loops_of, remove
+
+__all__ = [
+    "EMBEDDED",
+    "FAMILIES",
+    "SIDECAR",
+    "Family",
+    "Loaded",
+    "ModelError",
+    "Sidecar",
+    "Source",
+    "cache_argument",
+    "cache_of",
+    "decoder_layers",
+    "dynamic_cache",
+    "find_decoder",
+    "insert",
+    "insert_on_disk",
+    "load",
+    "loops_of",
+    "model_hash",
+    "read_sidecar",
+    "remove",
+    "resolve",
+    "save",
+    "static_cache",
+]

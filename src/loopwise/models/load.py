@@ -1,0 +1,182 @@
+"""Models by name: a Hugging Face id, a folder, a folder with a loop, or the embedded default."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..loops import Loop, check_loops, parse_loops
+from .families import ModelError, decoder_layers
+from .sidecar import check_base, copy_with_loops, hash_files, read_sidecar, write_sidecar
+from .surgery import insert, loops_of
+
+EMBEDDED = "smollm2"
+"""The name of the embedded default, SmolLM2-135M-Instruct."""
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+class Loaded(NamedTuple):
+    """A model, in evaluation mode and with its loops in, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a loaded model came from."""
+
+    name: str
+    """The id or folder that was asked for."""
+    folder: Path
+    weights: str
+    """How the weights came to be, for a run's header: ``as published``, or ``dequantised Q4_1``."""
+
+
+def load(
+    name: str | Path,
+    *,
+    loops: str | Loop | Iterable[Loop] | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    untested_family: bool = False,
+) -> Loaded:
+    """Load a causal language model and its tokenizer. Only safetensors are read and no code of the model's is run.
+
+    Args:
+        name: a Hugging Face id, a folder (with or without ``loop.json``), or ``smollm2``.
+        loops: None takes the folder's own loops, if it has some; anything else, ``"none"`` included, takes their place.
+        dtype: ``auto`` is the weights' own.
+
+    Raises:
+        ModelError: an unknown model, a damaged sidecar, a base changed since its loop was put in, an unknown family.
+        LoopError: loops that the model cannot have.
+    """
+    source = resolve(name)
+    sidecar = read_sidecar(source.folder)
+    if sidecar is not None:
+        check_base(source.folder, sidecar)
+    if loops is None:
+        loops = sidecar.loops if sidecar else ()
+    config = _config(source)
+    text_config = config.get_text_config(decoder=True)
+    chosen = _checked(loops, int(text_config.num_hidden_layers))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=_dtype(dtype), use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"model {source.name!r} does not load: {_one_line(error)}") from None
+    model = model.to(device).eval()
+    model.loopwise_source = source
+    if chosen:
+        insert(model, chosen, untested_family=untested_family)
+    return Loaded(model, tokenizer)
+
+
+def resolve(name: str | Path) -> Source:
+    """The local folder of a model, downloaded into the Hugging Face cache where it is not there yet.
+
+    Raises:
+        ModelError: no such folder and no such model on the hub.
+    """
+    if str(name) == EMBEDDED:
+        from .embedded import embedded_model
+
+        return Source(EMBEDDED, embedded_model(), "dequantised Q4_1")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} holds no config.json; give a folder with a Hugging Face model")
+        return Source(str(name), path, "as published")
+    if str(name).count("/") > 1 or str(name).startswith((".", "/", "~")):
+        raise ModelError(f"model {str(name)!r}: no such folder")
+    return Source(str(name), _from_hub(str(name)), "as published")
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"model {name!r}: neither a folder nor to be had from the hub ({_one_line(error)}); check the name") from None
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path) -> None:
+    """Write the model's weights as the plain model has them, its tokenizer, and its loops as a sidecar.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if loops := loops_of(model):
+        base = getattr(model, "loopwise_source", None)
+        name = base.name if isinstance(base, Source) else type(model).__name__
+        write_sidecar(folder, loops=loops, num_layers=len(decoder_layers(model)), base=name)
+
+
+def insert_on_disk(name: str | Path, loops: str | Iterable[Loop], out: str | Path) -> tuple[Loop, ...]:
+    """A new folder with a model's own files, byte for byte, and a sidecar; returns the loops as resolved.
+
+    Raises:
+        ModelError, LoopError: as `load`, before anything is copied.
+    """
+    source = resolve(name)
+    num_layers = int(_config(source).get_text_config(decoder=True).num_hidden_layers)
+    chosen = _checked(loops, num_layers)
+    if not chosen:
+        raise ModelError("no loop to put in; give --loops, e.g. '10:14 x2'")
+    copy_with_loops(source.folder, Path(out), loops=chosen, num_layers=num_layers, base=source.name)
+    return chosen
+
+
+def model_hash(model: PreTrainedModel) -> str:
+    """A hash of what the model computes from: its files where it was loaded from some, else its parameters. 16 hex digits."""
+    source = getattr(model, "loopwise_source", None)
+    digest = hashlib.sha256()
+    if isinstance(source, Source):
+        digest.update(repr(sorted(hash_files(source.folder).items())).encode())
+    else:
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _config(source: Source) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {source.name!r}: its config.json is not one that transformers knows ({_one_line(error)})") from None
+
+
+def _checked(loops: str | Loop | Iterable[Loop], num_layers: int) -> tuple[Loop, ...]:
+    if isinstance(loops, str):
+        return parse_loops(loops, num_layers)
+    return check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
+
+
+def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    names |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if dtype not in names:
+        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(names)}")
+    return names[dtype]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

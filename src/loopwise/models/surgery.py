@@ -1,0 +1,362 @@
+"""Loops in a model that somebody else wrote, without touching its parameters, its modules' names or its forward.
+
+The decoder's forward walks its list of layers. The list's class is replaced by one that hands out, for the layers of a
+looped span, recorders in their place: each keeps the arguments that the forward gives its layer (mask, rotary
+embedding, cache), and the last one runs the whole span. All state of a pass lives in that call, so a looped model is as
+re-entrant as the plain one, and `remove` gives the plain model back, bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from ..loops import CallSite, LayerNode, Loop, Node, SpanNode, call_sites, check_loops, format_loops, loop_tree, parse_loops
+from .caches import cache_views
+from .families import FAMILIES, Family, ModelError, find_decoder
+from .parity import layers_run, untested_family_difference
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surgery:
+    """What a looped list of layers knows: nothing that changes while the model runs."""
+
+    loops: tuple[Loop, ...]
+    family: Family
+    units: tuple[Node, ...]
+    """The outermost nodes that hold a loop, in order."""
+    sites: tuple[CallSite, ...]
+    num_layers: int
+    text: str
+    """The loops in the notation."""
+
+
+def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family: bool = False) -> ModelT:
+    """Put loops into ``model``, in place, and return it.
+
+    Args:
+        loops: values or text in the loop notation.
+        untested_family: also try a decoder that is not in `FAMILIES`: whole-layer loops only, and only if cached
+            decoding then equals full recompute on random tokens.
+
+    Raises:
+        LoopError: loops that cannot be, with the model's layer count.
+        ModelError: an unknown family, a model that has loops already, or a failed parity check.
+    """
+    decoder, family = find_decoder(model, untested_family=untested_family)
+    layers = getattr(decoder, family.layers)
+    num_layers = len(layers)
+    if isinstance(layers, LoopedLayers):
+        raise ModelError(f"{type(model).__name__} already has the loops {format_loops(loops_of(model))}; remove them first")
+    if type(layers) is not nn.ModuleList:
+        raise ModelError(f"{type(decoder).__name__} keeps its layers in a {type(layers).__name__}, not a plain ModuleList; cannot loop it")
+    if isinstance(loops, str):
+        checked = parse_loops(loops, num_layers)
+    else:
+        checked = check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
+    if not checked:
+        return model
+    if not family.mlp_half and (mlp := next((loop for loop in checked if loop.part == "mlp"), None)):
+        raise ModelError(f"loop {mlp.span}: the MLP half of a {type(decoder).__name__} layer is not known; use whole layers")
+    untested = type(decoder).__name__ not in FAMILIES
+    if untested:
+        _check_walk(model, layers, list(range(num_layers)))
+    units = tuple(node for node in loop_tree(checked, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
+    layers.__class__ = _LIST_CLASSES[family.walk]
+    layers.surgery = _Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
+    for loop in checked:
+        if loop.part == "mlp" and loop.operator == "damped":
+            for layer in range(loop.start, loop.stop):
+                getattr(layers._modules[str(layer)], family.mlp_half[0]).register_forward_pre_hook(_CaptureResidual())
+    if untested:
+        works = False
+        try:
+            _check_walk(model, layers, [site.layer for site in layers.surgery.sites])
+            _check_parity(model)
+            works = True
+        finally:
+            if not works:
+                remove(model)
+    return model
+
+
+def _check_walk(model: nn.Module, layers: nn.ModuleList, expected: list[int]) -> None:
+    """Refuse a decoder whose forward runs other layers than ``expected``, or whose layers return more than a tensor."""
+    ran, tensors = layers_run(model, layers)
+    if not tensors:
+        raise ModelError(f"the layers of {type(model).__name__} do not return a plain tensor; loops do not work in this family as it is")
+    if ran != expected:
+        raise ModelError(
+            f"the forward of {type(model).__name__} runs the layers {ran} and not {expected}: it does not walk "
+            "`self.layers[:n]` once; loops do not work in this family as it is"
+        )
+
+
+def _check_parity(model: nn.Module) -> None:
+    difference = untested_family_difference(model)
+    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
+    if not difference <= tolerance:
+        raise ModelError(
+            f"{type(model).__name__}: cached decoding with the loop differs from full recompute by {difference:.2g} in logits "
+            f"(at most {tolerance:g}); loops do not work in this family as it is"
+        )
+
+
+def remove(model: ModelT) -> ModelT:
+    """Take all loops out of ``model``, in place, and return it: the plain model, bit for bit. Without loops, nothing happens."""
+    layers = _looped_layers(model)
+    if layers is None:
+        return model
+    for module in layers.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _CaptureResidual)]:
+            del module._forward_pre_hooks[key]
+    del layers.surgery
+    layers.__class__ = nn.ModuleList
+    return model
+
+
+def loops_of(model: nn.Module) -> tuple[Loop, ...]:
+    """The loops in ``model``, in canonical order; empty for a plain one."""
+    layers = _looped_layers(model)
+    return () if layers is None else layers.surgery.loops
+
+
+def _looped_layers(model: nn.Module) -> LoopedLayers | None:
+    return next((module for module in model.modules() if isinstance(module, LoopedLayers)), None)
+
+
+class LoopedLayers(nn.ModuleList):
+    """A decoder's layers with loops; every module, name and parameter is the plain list's own."""
+
+    surgery: _Surgery
+
+    def walk(self, stop: int) -> list[Any]:
+        """What a forward that runs the first ``stop`` layers is to call, in order.
+
+        Raises:
+            ModelError: an early exit that ends inside a looped span.
+        """
+        surgery = self.surgery
+        modules = list(self._modules.values())
+        if len(modules) != surgery.num_layers:
+            raise ModelError(f"the model now has {len(modules)} layers, its loops were made for {surgery.num_layers}; remove them first")
+        steps: list[Any] = modules[:stop]
+        views: list[tuple[Cache, ...]] = []
+        for unit in surgery.units:
+            first, last = _extent(unit)
+            if first >= stop:
+                break
+            if last > stop:
+                raise ModelError(
+                    f"an early exit after {stop} layers ends inside the looped layers {first}:{last}; remove the loop or exit elsewhere"
+                )
+            span = _SpanCall(surgery, unit, modules, views)
+            steps[first:last] = [_Recorder(span, layer) for layer in range(first, last)]
+        return steps
+
+
+class _SlicedLayers(LoopedLayers):
+    """For decoders that walk ``self.layers[:n]``; any other slice, and iteration, gives the plain modules."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice) and index.step is None and index.start in (None, 0):
+            return self.walk(len(range(len(self))[index]))
+        if isinstance(index, slice):
+            return nn.ModuleList(list(self._modules.values())[index])
+        return super().__getitem__(index)
+
+
+class _IteratedLayers(LoopedLayers):
+    """For decoders that walk ``for block in self.h``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.walk(len(self)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} layers, {format_loops(self.surgery.loops)})"
+
+
+_LIST_CLASSES: dict[str, type[LoopedLayers]] = {"slice": _SlicedLayers, "iterate": _IteratedLayers}
+
+
+class _Recorder:
+    """Stands where a layer of a span stood in one forward pass."""
+
+    def __init__(self, span: _SpanCall, layer: int) -> None:
+        self._span = span
+        self._layer = layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not args:
+            raise ModelError(f"the forward hands layer {self._layer} its hidden state by keyword; loops cannot work in this family")
+        return self._span.record(self._layer, args[0], args[1:], kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._span.modules[self._layer], name)
+
+
+class _SpanCall:
+    """One outermost looped unit in one forward pass."""
+
+    def __init__(self, surgery: _Surgery, unit: Node, modules: list[nn.Module], views: list[tuple[Cache, ...]]) -> None:
+        self.surgery = surgery
+        self.unit = unit
+        self.modules = modules
+        self.views = views  # shared by the units of one forward pass: the first to run makes them
+        self.first, self.last = _extent(unit)
+        self.arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.visits: dict[int, int] = {}
+        self.entry: Tensor | None = None
+        self.entry_version = 0
+
+    def record(self, layer: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if layer == self.first:
+            self.entry, self.entry_version = hidden, _version(hidden)
+        elif hidden is not self.entry or _version(hidden) != self.entry_version:
+            raise ModelError(
+                f"the forward changes the hidden state between layers {layer - 1} and {layer}, inside the looped span "
+                f"{self.first}:{self.last}; loop the layers on one side of it"
+            )
+        self.arguments[layer] = (args, kwargs)
+        if layer < self.last - 1:
+            return hidden
+        return self.run(self.unit, hidden, None)
+
+    def run(self, node: Node, hidden: Tensor, pass_number: int | None) -> Tensor:
+        """Run one node in pass ``pass_number`` of the loop around it."""
+        if isinstance(node, LayerNode):
+            return self.run_layer(node, hidden, pass_number)
+
+        def body(state: Tensor, number: int) -> Tensor:
+            for inner in node.body:
+                state = self.run(inner, state, number)
+            return state
+
+        return apply_loop(node.loop, node.passes_in(pass_number), body, hidden, body(hidden, 1))
+
+    def run_layer(self, node: LayerNode, hidden: Tensor, pass_number: int | None) -> Tensor:
+        layer = self.modules[node.layer]
+        args, kwargs = self.arguments[node.layer]
+        visit = self.visits.get(node.layer, 0)
+        self.visits[node.layer] = visit + 1
+        if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
+            args = tuple(self.view(value, visit) for value in args)
+            kwargs = {name: self.view(value, visit) for name, value in kwargs.items()}
+        loop = node.mlp_loop_in(pass_number)
+        if loop is None or loop.passes == 1:
+            return _tensor(layer(hidden, *args, **kwargs))
+        return self.run_mlp_loop(loop, layer, hidden, args, kwargs)
+
+    def run_mlp_loop(self, loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The layer, whose own MLP run is the first, then the further runs of its MLP half."""
+        if loop.operator == "repeat":  # goes on from the layer's output; only damped needs the state that the MLP half read
+            first = residual = _tensor(layer(hidden, *args, **kwargs))
+        else:
+            first, residual = _run_capturing(loop, layer, hidden, args, kwargs)
+        half = [getattr(layer, name) for name in self.surgery.family.mlp_half]
+
+        def again(state: Tensor, _: int) -> Tensor:
+            branch = state
+            for module in half:
+                branch = _tensor(module(branch))
+            return state + branch
+
+        if getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
+            plain, checkpoint = again, layer._gradient_checkpointing_func
+            again = lambda state, number: checkpoint(plain, state, number)  # noqa: E731
+        return apply_loop(loop, loop.passes, again, residual, first)
+
+    def view(self, value: Any, visit: int) -> Any:
+        """The cache as the layer's ``visit``-th execution is to see it; anything else as it is."""
+        if not isinstance(value, Cache):
+            return value
+        if not self.views:
+            self.views.append(cache_views(value, self.surgery.sites, self.surgery.num_layers, self.surgery.text, self.first))
+        return self.views[0][visit]
+
+
+def apply_loop(loop: Loop, passes: int, run: Callable[[Tensor, int], Tensor], entry: Tensor, first: Tensor) -> Tensor:
+    """The loop's output from its first run ``first`` = g(``entry``) and ``run(x, n)``, g in pass n (no-free-loop, A.1).
+
+    Shapes: all [batch, tokens, d_model]. One pass is g itself, exactly.
+    """
+    if passes == 1:
+        return first
+    if loop.operator == "repeat":
+        state = first
+        for number in range(2, passes + 1):
+            state = run(state, number)
+        return state
+    assert loop.beta is not None
+    state = _damped_step(entry, first, passes)
+    for number in range(2, passes + 1):
+        state = _damped_step(state, run(state, number), passes)
+    return loop.beta * first + (1.0 - loop.beta) * state
+
+
+def _damped_step(state: Tensor, output: Tensor, passes: int) -> Tensor:
+    """F(x) = x + (g(x) - x)/K; a span split over devices ends on another one than it began on."""
+    state = state.to(output.device)
+    return state + (output - state) / passes
+
+
+class _Captured(threading.local):
+    """What the hooks below have kept, of each thread its own."""
+
+    wanted = False
+    residual: Tensor | None = None
+    with_gradient = False
+
+
+_captured = _Captured()
+
+
+def _run_capturing(loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The layer's output, and what its MLP half read.
+
+    Raises:
+        ModelError: the layer ran where its gradients are lost, under reentrant checkpointing.
+    """
+    _captured.wanted = True
+    try:
+        output = _tensor(layer(hidden, *args, **kwargs))
+        residual, with_gradient = _captured.residual, _captured.with_gradient
+    finally:
+        _captured.wanted, _captured.residual = False, None
+    if residual is None or with_gradient != torch.is_grad_enabled():
+        raise ModelError(f"loop {loop.span}: reentrant checkpointing hides the MLP half's input; use use_reentrant=False")
+    return output, residual
+
+
+class _CaptureResidual:
+    """Keeps what the MLP half of a layer reads, for the damped operator; an object, so that models still copy and pickle.
+
+    Thread-local, and only where a call that runs the layer waits for it: neither a further run of the half, nor the
+    backward pass that runs a checkpointed layer again, leaves a tensor behind.
+    """
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if _captured.wanted:
+            _captured.residual, _captured.with_gradient = args[0], torch.is_grad_enabled()
+
+
+def _extent(node: Node) -> tuple[int, int]:
+    return (node.loop.start, node.loop.stop) if isinstance(node, SpanNode) else (node.layer, node.layer + 1)
+
+
+def _version(hidden: Tensor) -> int:
+    """Counts changes in place; inference tensors and compiled regions do not tell."""
+    return 0 if torch.compiler.is_compiling() or hidden.is_inference() else hidden._version
+
+
+def _tensor(output: Any) -> Tensor:
+    """The hidden state of a module that may return more beside it (router logits)."""
+    return output[0] if isinstance(output, tuple) else output

@@ -1,0 +1,241 @@
+"""Runs: a header that says what ran, and append-only records, one graded answer a line.
+
+A run is a folder with ``header.json`` and ``records.jsonl``. Lines are written as answers come, so a killed run resumes
+where it was. Reading never repairs: a cut line is an error that names its place; only `RunWriter`, which owns the
+folder, drops the cut tail of a killed write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+REQUIRED_FIELDS = ("task", "item", "seed", "sample", "correct")
+STOP_REASONS = ("end", "budget", "forced", "repetition", "letter")
+
+
+class RecordsError(ValueError):
+    """A file of records that cannot be used: names the file, the line and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One graded answer. None is "not known", never zero."""
+
+    task: str
+    item: str
+    """The item's name, unique within its task."""
+    seed: int
+    """The replicate: the training seed of a trained pair; sampling draws from (seed, item, sample) too."""
+    sample: int
+    """Which of several sampled answers to the same item, from 0."""
+    correct: bool
+    finished: bool | None = None
+    """Whether the answer ended within the budget: an end of text, not the budget's edge."""
+    stop_reason: str | None = None
+    """``end``, ``budget``, ``forced`` (ended after its thinking was closed for it), ``repetition``, or ``letter``."""
+    answer: str | None = None
+    """The extracted answer as the grader compared it; None when there is none."""
+    gold: str | None = None
+    rule: str | None = None
+    """The grading rule that decided."""
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    """All tokens after the prompt, forced ones included."""
+    forced_tokens: int | None = None
+    flops: float | None = None
+    """FLOPs of prompt and generated tokens, in the run's named convention."""
+    seconds: float | None = None
+    """This answer's share of its batch's wall time, by tokens."""
+    text: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of foreign records that have no name here."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What makes a record unique within a run."""
+        return (self.task, self.item, self.seed, self.sample)
+
+    def to_json(self) -> str:
+        """One line of JSON, fields that are None left out."""
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
+        return json.dumps({k: v for k, v in known.items() if v is not None} | self.extra, ensure_ascii=False)
+
+
+_NAMES = frozenset(f.name for f in fields(Record)) - {"extra"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A header and its records. ``header`` is empty for foreign records."""
+
+    header: dict[str, Any]
+    records: tuple[Record, ...]
+    source: str
+    """The folder or file it was read from, for messages."""
+
+
+def parse_record(line: str, where: str) -> Record:
+    """Read one line of a records file.
+
+    Raises:
+        RecordsError: not JSON, a required field is missing, or a value has the wrong type; ``where`` opens the message.
+    """
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError:
+        raise RecordsError(
+            f"{where}: not a JSON object ({line[:40]!r}...): the file is damaged or was cut; resume or repeat its run"
+        ) from None
+    if not isinstance(values, dict):
+        raise RecordsError(f"{where}: not a JSON object but {type(values).__name__}; one record a line")
+    for name in REQUIRED_FIELDS:
+        if values.get(name) is None:
+            raise RecordsError(f"{where}: field {name!r} is missing; a record needs {', '.join(REQUIRED_FIELDS)}")
+    for name in ("seed", "sample"):
+        if not isinstance(values[name], int) or isinstance(values[name], bool):
+            raise RecordsError(f"{where}: {name} is {values[name]!r}; give a whole number")
+    if values["correct"] not in (0, 1):
+        raise RecordsError(f"{where}: correct is {values['correct']!r}; give true or false")
+    for name in ("generated_tokens", "prompt_tokens", "forced_tokens", "flops", "seconds"):
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
+            raise RecordsError(f"{where}: {name} is {value!r}; give a number of at least 0")
+    known = {k: v for k, v in values.items() if k in _NAMES}
+    known |= {"task": str(values["task"]), "item": str(values["item"]), "correct": bool(values["correct"])}
+    return Record(**known, extra={k: v for k, v in values.items() if k not in _NAMES})
+
+
+def read_records(path: Path) -> tuple[Record, ...]:
+    """All records of a JSONL file.
+
+    Raises:
+        RecordsError: no such file, an empty file, or the first damaged line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordsError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise RecordsError(f"{path}: not UTF-8 text; records are JSON lines") from None
+    lines = text.splitlines()
+    records = tuple(parse_record(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
+    if not records:
+        raise RecordsError(f"{path}: holds no records")
+    return records
+
+
+def read_run(path: str | Path) -> Run:
+    """A run's folder, its ``records.jsonl``, or anybody's JSONL file.
+
+    Raises:
+        RecordsError: as `read_records`, or a damaged header.
+    """
+    path = Path(path)
+    file = path / "records.jsonl" if path.is_dir() else path
+    header_file = file.parent / "header.json"
+    header = _read_header(header_file) if file.name == "records.jsonl" and header_file.exists() else {}
+    return Run(header, read_records(file), str(path))
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise RecordsError(f"{path}: the header is damaged; repeat the run into a new folder") from None
+    if not isinstance(header, dict):
+        raise RecordsError(f"{path}: the header is not a JSON object; repeat the run into a new folder")
+    return header
+
+
+class RunWriter:
+    """Writes a run into its folder, or goes on with one that was killed.
+
+    A header that differs in any field but those of ``UNBOUND`` is refused: one run, one way of running.
+    """
+
+    UNBOUND = ("started", "parity")
+
+    def __init__(self, folder: str | Path, header: dict[str, Any]) -> None:
+        """Open ``folder``; ``done`` then holds the records already there.
+
+        Raises:
+            RecordsError: the folder holds another run (the first differing field is named), or damaged records.
+            OSError: the folder cannot be written.
+        """
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        header = json.loads(json.dumps(header))
+        header_file = self.folder / "header.json"
+        if header_file.exists():
+            self._check_same(_read_header(header_file), header)
+        else:
+            write_json(header_file, header)
+        self.header = header
+        self.file = self.folder / "records.jsonl"
+        self.done = self._repair()
+        self._keys = {record.key for record in self.done}
+        self._handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def _check_same(self, there: dict[str, Any], ours: dict[str, Any]) -> None:
+        for name in sorted(there.keys() | ours.keys()):
+            if name not in self.UNBOUND and there.get(name) != ours.get(name):
+                raise RecordsError(
+                    f"{self.folder}: holds a run with another {name} ({there.get(name)!r}, now {ours.get(name)!r}); "
+                    "give a new --out or repeat the old settings"
+                )
+
+    def _repair(self) -> tuple[Record, ...]:
+        """The records there; the cut last line of a killed write is dropped from the file."""
+        if not self.file.exists() or self.file.stat().st_size == 0:
+            return ()
+        content = self.file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self.file, len(whole))
+        return read_records(self.file) if whole.strip() else ()
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records and flush them to the disk.
+
+        Raises:
+            RecordsError: a record that is already there.
+            OSError: the disk is full; what was written before stays readable.
+        """
+        lines = []
+        for record in records:
+            if record.key in self._keys:
+                raise RecordsError(f"{self.file}: record {record.key} would be written twice")
+            self._keys.add(record.key)
+            lines.append(record.to_json() + "\n")
+        whole = os.fstat(self._handle).st_size
+        try:
+            _write_all(self._handle, "".join(lines).encode())
+            os.fsync(self._handle)
+        except OSError as error:
+            os.ftruncate(self._handle, whole)  # no half line stays behind
+            raise OSError(
+                error.errno, f"{error.strerror}; {len(self._keys) - len(lines)} records are safe, resume when there is room", str(self.file)
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._handle)
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(handle, content) :]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all (a rename over the old file)."""
+    part = path.with_name(path.name + f".{os.getpid()}.part")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)
