@@ -11,21 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import loopwise
 from loopwise.models import SIDECAR, insert_on_disk, model_hash
-from tiny import FAMILIES, tiny_model, tokens
+from tiny import FAMILIES, tiny_model, tiny_tokenizer, tokens
 
 LOOPS = "1:4 x2 damped beta=0.25 + 1.mlp x3 damped beta=0.5 in pass 1"
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    words = {f"w{n}": n for n in range(128)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", pad_token="w0")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 VOCABULARY = 128
 _COMMON: dict[str, Any] = dict(
@@ -79,3 +80,11 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Random token ids [batch, length] without the special ones."""
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Words w0 to w127 as tokens 0 to 127; w2 ends a text."""
+    words = {f"w{n}": n for n in range(128)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", pad_token="w0")

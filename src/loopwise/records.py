@@ -7,6 +7,7 @@ folder, drops the cut tail of a killed write.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -122,7 +123,7 @@ def read_records(path: Path) -> tuple[Record, ...]:
         raise RecordsError(f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise RecordsError(f"{path}: not UTF-8 text; records are JSON lines") from None
-    lines = text.splitlines()
+    lines = text.split("\n")  # not splitlines: JSON leaves U+2028 and the like as they are
     records = tuple(parse_record(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
     if not records:
         raise RecordsError(f"{path}: holds no records")
@@ -217,7 +218,8 @@ class RunWriter:
             _write_all(self._handle, "".join(lines).encode())
             os.fsync(self._handle)
         except OSError as error:
-            os.ftruncate(self._handle, whole)  # no half line stays behind
+            with contextlib.suppress(OSError):  # no half line stays behind; a device cannot be cut
+                os.ftruncate(self._handle, whole)
             raise OSError(
                 error.errno, f"{error.strerror}; {len(self._keys) - len(lines)} records are safe, resume when there is room", str(self.file)
             ) from None

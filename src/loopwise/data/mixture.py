@@ -1,0 +1,143 @@
+"""Domain-balanced windows of text, split by documents into one part to fit on and one to score on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from .documents import DataError, Document
+
+Split = Literal["fit", "score"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of one document as token ids, with the tokens that the tokenizer puts before any text."""
+
+    document: str
+    domain: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMixture:
+    """Windows with the same number of tokens from every domain; no document is in both splits."""
+
+    fit: tuple[Window, ...]
+    """Where a temperature is fitted."""
+    score: tuple[Window, ...]
+    """Where a model is scored."""
+
+    def token_ids(self, split: Split) -> tuple[tuple[int, ...], ...]:
+        """The windows of a split as plain token ids."""
+        return tuple(window.token_ids for window in (self.fit if split == "fit" else self.score))
+
+    def num_tokens(self, split: Split) -> dict[str, int]:
+        """The tokens of a split by domain."""
+        counts: Counter[str] = Counter()
+        for window in self.fit if split == "fit" else self.score:
+            counts[window.domain] += len(window.token_ids)
+        return dict(counts)
+
+    @property
+    def num_documents(self) -> dict[str, int]:
+        """The documents of both splits by domain."""
+        return dict(Counter(domain for domain, _ in sorted({(window.domain, window.document) for window in self.fit + self.score})))
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of everything a score depends on: the splits' windows, in order."""
+        parts = [[[w.domain, w.document, w.token_ids] for w in split] for split in (self.fit, self.score)]
+        return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+
+
+def balanced_mixture(
+    documents: Iterable[Document],
+    tokenizer: Any,
+    *,
+    fit_tokens: int = 1024,
+    score_tokens: int = 3072,
+    window_tokens: int = 256,
+    seed: int = 0,
+) -> TextMixture:
+    """As many tokens from each domain, in windows of single documents, in an order drawn by ``seed``.
+
+    Documents are dealt to the splits in proportion to the tokens asked of them. Within a split every document gives its
+    first window before any gives its second.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        fit_tokens: in all, divided equally among the domains; likewise ``score_tokens``.
+
+    Raises:
+        DataError: no document, a document twice, or a domain with fewer than two documents or too little text.
+    """
+    by_domain: dict[str, list[Document]] = {}
+    for document in documents:
+        by_domain.setdefault(document.domain, []).append(document)
+    if not by_domain:
+        raise DataError("no documents to make a mixture of")
+    prefix = _prefix_ids(tokenizer)
+    if not len(prefix) + 1 < window_tokens <= min(fit_tokens, score_tokens) // len(by_domain):
+        raise DataError(
+            f"window_tokens={window_tokens} does not fit into {min(fit_tokens, score_tokens)} tokens divided among "
+            f"{len(by_domain)} domains; take shorter windows or more tokens"
+        )
+    fit: list[Window] = []
+    score: list[Window] = []
+    for domain, texts in sorted(by_domain.items()):
+        if len({document.name for document in texts}) < len(texts):
+            raise DataError(f"domain {domain!r} has two documents of one name; names are unique")
+        if len(texts) < 2:
+            raise DataError(f"domain {domain!r} has one document; two are needed, to fit and to score on different ones")
+        order = random.Random(f"{seed}:{domain}").sample(texts, len(texts))
+        cut = min(max(1, round(len(order) * fit_tokens / (fit_tokens + score_tokens))), len(order) - 1)
+        for chosen, part, name, total in ((order[:cut], fit, "fit", fit_tokens), (order[cut:], score, "score", score_tokens)):
+            wanted = total // len(by_domain)
+            taken = list(_take(_windows(chosen, tokenizer, prefix, window_tokens), wanted))
+            if (count := sum(len(window.token_ids) for window in taken)) < wanted:
+                raise DataError(
+                    f"domain {domain!r} has {count} tokens to {name} on, {wanted} were asked for; give more text or ask for fewer"
+                )
+            part.extend(taken)
+    return TextMixture(fit=tuple(fit), score=tuple(score))
+
+
+def _windows(documents: Sequence[Document], tokenizer: Any, prefix: tuple[int, ...], window_tokens: int) -> Iterator[Window]:
+    """All windows of the documents, the first of each, then the second of each, and so on."""
+    size = window_tokens - len(prefix)
+    cut: dict[str, list[tuple[int, ...]]] = {}
+    longest = 1
+    for number in itertools.count():
+        if number >= longest:
+            return
+        for document in documents:
+            if document.name not in cut:  # read when its turn comes: most texts are longer than anybody will ask for
+                ids = tuple(tokenizer(document.text, add_special_tokens=False, verbose=False).input_ids)
+                cut[document.name] = [prefix + ids[start : start + size] for start in range(0, len(ids), size)]
+                longest = max(longest, len(cut[document.name]))
+            if number < len(pieces := cut[document.name]):
+                yield Window(document=document.name, domain=document.domain, token_ids=pieces[number])
+
+
+def _take(windows: Iterable[Window], num_tokens: int) -> Iterator[Window]:
+    """Windows up to ``num_tokens`` in all, the last one cut."""
+    for window in windows:
+        if num_tokens <= 0:
+            return
+        kept = window.token_ids[:num_tokens]
+        num_tokens -= len(kept)
+        yield Window(document=window.document, domain=window.domain, token_ids=kept)
+
+
+def _prefix_ids(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer puts before any text (a begin-of-text token for Llama and Gemma, nothing for SmolLM2 and Qwen)."""
+    marked, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
+    return tuple(marked[: marked.index(plain[0])])

@@ -1,0 +1,140 @@
+"""Documents and mixtures: balance, boundaries, the split by documents, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loopwise.data import DataError, Document, balanced_mixture, named_documents, read_documents, standard_documents
+
+
+class Words:
+    """A tokenizer that gives each word a number and puts ``prefix`` first, as far as a mixture can see a Hugging Face one."""
+
+    def __init__(self, prefix: tuple[int, ...] = ()) -> None:
+        self.prefix = list(prefix)
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Any:
+        ids = [self.numbers.setdefault(word, 100 + len(self.numbers)) for word in text.split()]
+        return SimpleNamespace(input_ids=self.prefix + ids if add_special_tokens else ids)
+
+
+def _documents(domain: str, lengths: list[int]) -> tuple[Document, ...]:
+    return named_documents(domain, [" ".join(f"{domain}{number}-{word}" for word in range(n)) for number, n in enumerate(lengths)])
+
+
+DOCUMENTS = _documents("a", [50] * 8) + _documents("b", [30, 200, 45, 7, 90, 60]) + _documents("c", [400, 400])
+
+
+def test_domains_have_the_same_tokens_and_documents_stay_on_their_side() -> None:
+    mixture = balanced_mixture(DOCUMENTS, Words(), fit_tokens=96, score_tokens=240, window_tokens=20)
+    assert mixture.num_tokens("fit") == {"a": 32, "b": 32, "c": 32}
+    assert mixture.num_tokens("score") == {"a": 80, "b": 80, "c": 80}
+    assert not {window.document for window in mixture.fit} & {window.document for window in mixture.score}
+    assert mixture.token_ids("fit") == tuple(window.token_ids for window in mixture.fit)
+    assert sum(mixture.num_documents.values()) == len({window.document for window in mixture.fit + mixture.score})
+
+
+def test_a_window_is_a_stretch_of_one_document_behind_the_tokenizers_prefix() -> None:
+    tokenizer = Words(prefix=(1, 2))
+    mixture = balanced_mixture(DOCUMENTS, tokenizer, fit_tokens=96, score_tokens=300, window_tokens=20)
+    text = {document.name: tokenizer(document.text, add_special_tokens=False).input_ids for document in DOCUMENTS}
+    for window in mixture.fit + mixture.score:
+        assert window.token_ids[:2] == (1, 2) and len(window.token_ids) <= 20
+        ids = list(window.token_ids[2:])
+        start = text[window.document].index(ids[0]) if ids else 0
+        assert text[window.document][start : start + len(ids)] == ids and start % 18 == 0
+
+
+def test_every_document_gives_a_window_before_one_gives_two() -> None:
+    mixture = balanced_mixture(_documents("a", [100] * 10), Words(), fit_tokens=40, score_tokens=160, window_tokens=20)
+    assert len({window.document for window in mixture.score}) == 8 == len(mixture.score)
+
+
+def test_the_hash_follows_the_windows_and_the_seed_draws_them() -> None:
+    def make(**changes: Any) -> Any:
+        return balanced_mixture(DOCUMENTS, Words(), **{"fit_tokens": 96, "score_tokens": 240, "window_tokens": 20} | changes)
+
+    assert make().sha256 == make().sha256
+    assert len({make().sha256, make(seed=1).sha256, make(window_tokens=19).sha256, make(score_tokens=243).sha256}) == 4
+    assert {w.document for w in make().fit} != {w.document for w in make(seed=2).fit}
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes", "message"),
+    [
+        ((), {}, "no documents"),
+        (_documents("a", [900]), {}, "'a' has one document"),
+        (_documents("a", [900, 900]) * 2, {}, "two documents of one name"),
+        (_documents("a", [900, 9]), {}, r"'a' has (9|900) tokens to .* on, .* were asked for"),
+        (DOCUMENTS, {"window_tokens": 100}, "window_tokens=100 does not fit into 96 tokens divided among 3 domains"),
+        (DOCUMENTS, {"window_tokens": 1}, "window_tokens=1 does not fit"),
+    ],
+)
+def test_what_cannot_be_mixed_is_named(documents: tuple[Document, ...], changes: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        balanced_mixture(documents, Words(), **{"fit_tokens": 96, "score_tokens": 2400, "window_tokens": 20} | changes)
+    assert "\n" not in str(error.value)
+
+
+def test_every_python_has_prose_and_code() -> None:
+    documents = standard_documents()
+    assert len({document.name for document in documents}) == len(documents)
+    sizes = {domain: [len(d.text) for d in documents if d.domain == domain] for domain in ("prose", "code")}
+    assert len(sizes["prose"]) > 50 and len(sizes["code"]) > 50
+    assert min(sum(sizes["prose"]), sum(sizes["code"])) > 300_000
+    code = next(document for document in documents if document.name == "lib:bisect")
+    assert code.text.startswith("def insort_right") and "bisect_left" in code.text
+
+
+def test_nothing_is_imported_to_read_the_library() -> None:
+    code = "import sys; from loopwise.data import *; standard_documents(); print('tarfile' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1] / "src")
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_users_lines_are_read_with_their_domains(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    rows = [{"text": "one line\u2028and more", "domain": "math"}, {"text": "two", "source": "x"}]
+    file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n", encoding="utf-8")
+    assert read_documents(file) == (
+        Document(name="mine.jsonl:1", domain="math", text="one line\u2028and more"),
+        Document(name="mine.jsonl:2", domain="text", text="two"),
+    )
+
+
+def test_users_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    paragraphs = [f"{number} " + "word " * 300 for number in range(10)]
+    file.write_text("\n\n".join(paragraphs), encoding="utf-8")
+    documents = read_documents(file)
+    assert [document.text.count("\n\n") for document in documents] == [2, 2, 2, 0]
+    assert "\n\n".join(document.text for document in documents) == "\n\n".join(paragraphs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not a JSON object"),
+        ("a.jsonl", '{"body": "x"}', r"line 1: needs a 'text'"),
+        ("a.jsonl", '{"text": "x", "domain": 3}', r"line 1: domain is 3"),
+        ("a.jsonl", "\n", "holds no text"),
+        ("a.txt", "  \n\n ", "holds no text"),
+        ("a.csv", "x", r"\.txt or \.jsonl files, not from \.csv"),
+        ("a.txt", b"\xff\xfe\xff", "not UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message):
+        read_documents(file)
+    with pytest.raises(DataError, match="no such file"):
+        read_documents(tmp_path / "missing.txt")
