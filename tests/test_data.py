@@ -46,11 +46,21 @@ def test_a_window_is_a_stretch_of_one_document_behind_the_tokenizers_prefix() ->
     tokenizer = Words(prefix=(1, 2))
     mixture = balanced_mixture(DOCUMENTS, tokenizer, fit_tokens=96, score_tokens=300, window_tokens=20)
     text = {document.name: tokenizer(document.text, add_special_tokens=False).input_ids for document in DOCUMENTS}
-    for window in mixture.fit + mixture.score:
-        assert window.token_ids[:2] == (1, 2) and len(window.token_ids) <= 20
-        ids = list(window.token_ids[2:])
-        start = text[window.document].index(ids[0]) if ids else 0
-        assert text[window.document][start : start + len(ids)] == ids and start % 18 == 0
+    for windows, size in ((mixture.fit, 16), (mixture.score, 20)):
+        for window in windows:
+            assert window.token_ids[:2] == (1, 2) and len(window.token_ids) <= size
+            ids = list(window.token_ids[2:])
+            start = text[window.document].index(ids[0])
+            assert text[window.document][start : start + len(ids)] == ids and start % (size - 2) == 0
+
+
+def test_windows_are_equally_long_as_far_as_the_text_allows() -> None:
+    mixture = balanced_mixture(DOCUMENTS, Words(), fit_tokens=96, score_tokens=249, window_tokens=20)
+    assert {len(window.token_ids) for window in mixture.fit} == {16}
+    assert [len(window.token_ids) for window in mixture.score] == [17, 17, 17, 17, 15] * 3
+    scarce = balanced_mixture(_documents("a", [30] * 8), Words(), fit_tokens=40, score_tokens=150, window_tokens=20)
+    assert sorted(len(window.token_ids) for window in scarce.score)[-6:] == [19] * 6, "whole windows first, then what is left"
+    assert scarce.num_tokens("score") == {"a": 150}
 
 
 def test_every_document_gives_a_window_before_one_gives_two() -> None:

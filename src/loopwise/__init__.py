@@ -9,27 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cost import Cost, cost_of, read_shape
-    from .decoding import Completion, DecodingRule, generate
-    from .evaluation import evaluate
+    from .cost import Cost, CostError, cost_of, read_shape
+    from .decoding import Completion, DecodingError, DecodingRule, generate
+    from .evaluation import Parity, ParityError, evaluate
     from .loops import CallSite, Loop, LoopError, call_sites, format_loops, parse_loops
     from .models import Loaded, ModelError, insert, load, loops_of, remove, save
+    from .protocol import Bootstrap, Comparison, LargerModel, Plan, TrialError, Verdict, compare, judge
     from .recipes.trial import TrialSettings, trial
     from .records import Record, RecordsError, Run, read_run
-    from .tasks import Grade, Item, Task, task_named
-    from .trial import Comparison, Plan, Verdict, compare, judge
+    from .tasks import Grade, Item, Task, TaskError, task_named
 
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
     "loops": ("CallSite", "Loop", "LoopError", "call_sites", "format_loops", "parse_loops"),
     "records": ("Record", "RecordsError", "Run", "read_run"),
-    "cost": ("Cost", "cost_of", "read_shape"),
-    "tasks": ("Grade", "Item", "Task", "task_named"),
+    "cost": ("Cost", "CostError", "cost_of", "read_shape"),
+    "tasks": ("Grade", "Item", "Task", "TaskError", "task_named"),
     "models": ("Loaded", "ModelError", "insert", "load", "loops_of", "remove", "save"),
-    "decoding": ("Completion", "DecodingRule", "generate"),
-    "evaluation": ("evaluate",),
-    "trial": ("Comparison", "Plan", "Verdict", "compare", "judge"),
+    "decoding": ("Completion", "DecodingError", "DecodingRule", "generate"),
+    "evaluation": ("Parity", "ParityError", "evaluate"),
+    "protocol": ("Bootstrap", "Comparison", "LargerModel", "Plan", "TrialError", "Verdict", "compare", "judge"),
     "recipes.trial": ("TrialSettings", "trial"),
 }
 _ROOM_OF = {name: room for room, names in _PUBLIC.items() for name in names}

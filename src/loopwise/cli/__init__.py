@@ -1,0 +1,142 @@
+"""The command line: one file per command, each a frozen dataclass of its options with a ``run``.
+
+Nothing heavy is imported before a command runs, so that ``loopwise --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .console import UsageError
+
+COMMANDS = {
+    "show": "resolved layers, call sites and cost of a loop, from a config.json alone",
+    "insert": "a folder with a model's own weights and a loop beside them",
+    "generate": "an answer from a model with a loop",
+    "evaluate": "one arm on one task: graded answers, resumable",
+    "trial": "a loop against its twin: plan, runs, verdict, report",
+    "judge": "the verdict on anybody's per-item results",
+    "report": "a trial's verdict and report again, from its records",
+    "demo": "the whole line on the embedded default model",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; every expected failure is one line on stderr and a non-zero status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0 if args else 2)
+    if args[0] == "--version":
+        from .. import __version__
+
+        print(__version__)
+        return
+    name = args.pop(0)
+    if name not in COMMANDS:
+        _fail(f"loopwise: unknown command {name!r}; use {', '.join(COMMANDS)}", status=2)
+    # The libraries' own warnings and retries are not this command's output; what goes wrong is said in one line.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    command = importlib.import_module(f".{name}", __name__).Command
+    try:
+        _parse(command, name, args).run()
+    except KeyboardInterrupt:
+        _fail(f"loopwise {name}: interrupted; what was written stays", status=130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        # Every room's own errors are ValueErrors; the others are files, missing extras and machines that are too small.
+        if os.environ.get("LOOPWISE_TRACEBACK"):
+            raise
+        _fail(f"loopwise {name}: {_one_line(error)}", status=1)
+    except RuntimeError as error:  # torch's word for a shape, a device or a memory that does not fit
+        if os.environ.get("LOOPWISE_TRACEBACK"):
+            raise
+        _fail(f"loopwise {name}: {_one_line(error)[:300]} (LOOPWISE_TRACEBACK=1 shows where)", status=1)
+
+
+def _parse(command: type[Any], name: str, args: list[str]) -> Any:
+    import tyro
+
+    default, args = _config(command, name, args)
+    boxed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(boxed):
+            return tyro.cli(
+                command,
+                prog=f"loopwise {name}",
+                args=args,
+                default=default if default is not None else tyro.MISSING_NONPROP,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        _fail(f"loopwise {name}: {_unboxed(boxed.getvalue())}; see loopwise {name} --help", status=2)
+
+
+def _config(command: type[Any], name: str, args: list[str]) -> tuple[Any, list[str]]:
+    """The defaults that ``--config FILE`` gives, and the other arguments."""
+    if "--config" not in args:
+        return None, args
+    at = args.index("--config")
+    if at + 1 == len(args):
+        _fail(f"loopwise {name}: --config needs a file, e.g. the config.json that a run saves", status=2)
+    file = Path(args[at + 1])
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        if saved["command"] != name:
+            _fail(f"loopwise {name}: {file} was saved by loopwise {saved['command']}", status=2)
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in saved["config"].items()}
+        values = {key: Path(value) if key in ("out", "data") and value is not None else value for key, value in values.items()}
+        return command(**values), args[:at] + args[at + 2 :]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return (
+        "usage: loopwise COMMAND [options]\n\nDoes a loop pay?\n\n"
+        f"{lines}\n\n"
+        "loopwise COMMAND --help has the options and an example. Start with: loopwise demo"
+    )
+
+
+def _unboxed(text: str) -> str:
+    """A boxed message of several lines as one line, up to its ruler."""
+    words: list[str] = []
+    for line in text.splitlines():
+        line = line.strip("│╭╮╰╯ ")
+        if line.startswith("───") and words:
+            break
+        if line and not line.endswith("───"):
+            words.append(line)
+    return " ".join(words) or "the arguments cannot be read"
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str, *, status: int) -> Any:
+    print(message, file=sys.stderr)
+    raise SystemExit(status)
+
+
+__all__ = ["COMMANDS", "UsageError", "main"]

@@ -1,0 +1,92 @@
+"""What a run's header says: everything that another run must share to be the same run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..cost import cost_of, read_shape
+from ..decoding import DecodingRule
+from ..loops import format_loops
+from ..models import Source, loops_of, model_hash
+from ..tasks import Task
+
+FORMAT = "loopwise-run/1"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    from .. import __version__
+
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "math-verify")}
+    return {"loopwise": __version__, "python": platform.python_version(), **packages}
+
+
+def model_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """The part of a header that describes the model and its loops."""
+    source = getattr(model, "loopwise_source", None)
+    known = isinstance(source, Source)
+    shape = read_shape(model.config.to_dict())
+    loops = loops_of(model)
+    cost = cost_of(shape, loops)
+    parameter = next(model.parameters())
+    return {
+        "model": source.name if known else type(model).__name__,
+        "model_hash": model_hash(model),
+        "weights": source.weights if known else "in memory",
+        "num_layers": shape.num_layers,
+        "num_parameters": sum(one.numel() for one in model.parameters()),
+        "loops": format_loops(loops),
+        "looped": bool(loops),
+        "layer_pass_ratio": cost.layer_pass_ratio,
+        "flops_ratio": cost.flops_ratio,
+        "flops_convention": cost.convention,
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": str(parameter.device) if parameter.device.type == "cpu" else torch.cuda.get_device_name(parameter.device),
+    }
+
+
+def run_header(
+    facts: dict[str, Any],
+    *,
+    arm: str,
+    task: Task,
+    num_items: int,
+    items_hash: str,
+    rule: DecodingRule,
+    budget_tokens: int,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    fixed_rows: bool,
+    parity: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The whole header, as `loopwise.records.RunWriter` keeps it."""
+    letters = task.kind == "letters"
+    return {
+        "format": FORMAT,
+        "arm": arm,
+        **facts,
+        "task": task.name,
+        "task_version": task.version,
+        "num_items": num_items,
+        "items_hash": items_hash,
+        "rule": "letters" if letters else rule.name,
+        "decoding": {"scored_by": "next-token logit of the letters, fp32"} if letters else asdict(rule),
+        "budget_tokens": budget_tokens,
+        "reserve_tokens": rule.reserve_tokens if rule.budget_forcing else None,
+        "samples": samples,
+        "seeds": [seed],
+        "batch_size": batch_size,
+        "batch_plan": "fixed-rows" if fixed_rows else "shrinking",
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "parity": parity,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,261 @@
+"""An arm on a task: prompts, parity check, completions, grades, records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..cost import ModelShape, answer_flops, read_shape
+from ..decoding import Completion, DecodingRule, generate, plan_batches, read_chat, score_letters
+from ..loops import Loop
+from ..models import loops_of
+from ..records import Record, Run, RunWriter, read_run
+from ..tasks import Item, Task, task_named
+from .header import model_facts, run_header
+from .parity import Parity, check_parity
+
+Progress = Callable[[float], None]
+"""Called with the share of the run that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One answer that is to be given."""
+
+    item: Item
+    prompt: tuple[int, ...]
+    sample: int
+
+    def key(self, task: Task, seed: int) -> tuple[str, str, int, int]:
+        return (task.name, self.item.name, seed, self.sample)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | str,
+    *,
+    out: str | Path | None = None,
+    rule: DecodingRule | None = None,
+    budget_tokens: int | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    limit: int | None = None,
+    data: str | Path | None = None,
+    batch_size: int = 16,
+    fixed_rows: bool = False,
+    arm: str | None = None,
+    parity: Parity | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Evaluate one arm on one task.
+
+    Every prompt's batch follows from the task, the tokenizer and ``batch_size`` alone, so that twins see the same batches.
+    With ``out`` each answer is on the disk as soon as its batch's writer has it, and the same call goes on after a kill:
+    an unfinished batch is decoded again as a whole, and only the records that are missing are added.
+
+    Args:
+        rule: default greedy and plain; the reserve of budget forcing is the rule's own (see `Task.reserve_tokens`).
+        budget_tokens: default the task's.
+        samples: answers per item; above 1 the rule needs a temperature.
+        seed: the replicate: the training seed of a trained pair, and the first part of every sampling key.
+        parity: a check of this very model on this task's prompts that was made before; None makes it now.
+
+    Raises:
+        ParityError: cached decoding is not the model that was meant.
+        RecordsError: ``out`` holds another run.
+        TaskError, DecodingError: bad input, before anything runs.
+    """
+    task = task_named(task) if isinstance(task, str) else task
+    rule = rule or DecodingRule()
+    budget = task.budget_tokens if budget_tokens is None else budget_tokens
+    rule.check_budget(budget)
+    if samples < 1 or (samples > 1 and rule.greedy):
+        raise ValueError(
+            f"samples={samples} at temperature {rule.temperature:g}: greedy samples are all the same; give a temperature, or 1"
+        )
+    items = task.load(None if data is None else Path(data), limit)
+    chat = read_chat(model, tokenizer)
+    prompts = [chat.encode(item.prompt, thinking=rule.thinking) for item in items]
+    parity = parity or check_parity(model, prompts)
+    header = run_header(
+        model_facts(model),
+        arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
+        task=task,
+        num_items=len(items),
+        items_hash=_hash_items(items, prompts),
+        rule=rule,
+        budget_tokens=budget,
+        samples=samples,
+        seed=seed,
+        batch_size=batch_size,
+        fixed_rows=fixed_rows,
+        parity=parity_json(parity),
+    )
+    rows = [_Row(item, prompt, sample) for item, prompt in zip(items, prompts, strict=True) for sample in range(samples)]
+    answering = _Answering(model, tokenizer, task, rule, budget, seed, batch_size, fixed_rows)
+    if out is None:
+        kept: list[Record] = []
+        answering.run(rows, set(), kept.extend, progress)
+        return Run(header, _in_order(kept), "memory")
+    with RunWriter(out, header) as writer:
+        answering.run(rows, {record.key for record in writer.done}, writer.append, progress)
+        header = writer.header
+    return Run(header, _in_order(read_run(out).records), str(out))
+
+
+class _Answering:
+    """Answers rows batch by batch and hands their records on."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        task: Task,
+        rule: DecodingRule,
+        budget_tokens: int,
+        seed: int,
+        batch_size: int,
+        fixed_rows: bool,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.task = task
+        self.rule = rule
+        self.budget_tokens = budget_tokens
+        self.seed = seed
+        self.batch_size = batch_size
+        self.fixed_rows = fixed_rows
+        self.chat = read_chat(model, tokenizer)
+        self.shape: ModelShape = read_shape(model.config.to_dict())
+        self.loops: tuple[Loop, ...] = loops_of(model)
+
+    def run(
+        self,
+        rows: Sequence[_Row],
+        done: set[tuple[str, str, int, int]],
+        write: Callable[[list[Record]], None],
+        progress: Progress | None,
+    ) -> None:
+        """Every batch that lacks a record; the batches are those of the whole run, whatever is done already."""
+        keys = [row.key(self.task, self.seed) for row in rows]
+        batches = [
+            batch
+            for batch in plan_batches([len(row.prompt) for row in rows], self.batch_size)
+            if not done.issuperset(keys[i] for i in batch)
+        ]
+
+        def add(record: Record) -> None:
+            if record.key not in done:
+                write([record])
+
+        for number, batch in enumerate(batches):
+
+            def report(share: float, number: int = number) -> None:
+                if progress:
+                    progress((number + share) / len(batches))
+
+            answer = self.letters if self.task.kind == "letters" else self.completions
+            answer([rows[i] for i in batch], add, report)
+            report(1.0)
+
+    def completions(self, batch: Sequence[_Row], add: Callable[[Record], None], report: Progress) -> None:
+        """One batch of completions, each graded and written as it ends."""
+        generate(
+            self.model,
+            self.tokenizer,
+            [row.item.prompt for row in batch],
+            keys=[(self.seed, _stable_int(row.item.name), row.sample) for row in batch],
+            budget_tokens=self.budget_tokens,
+            rule=self.rule,
+            batch_size=len(batch),
+            answer_opener=self.task.answer_opener,
+            fixed_rows=self.fixed_rows,
+            on_complete=lambda index, completion: add(self.graded(batch[index], completion)),
+            progress=lambda state: report(state.step / state.budget_tokens),
+        )
+
+    def graded(self, row: _Row, completion: Completion) -> Record:
+        # A template that opens the thinking in the prompt leaves no opening tag in the answer.
+        opened = (
+            self.chat.thinking.opening
+            if self.chat.thinking and self.chat.starts_in_thinking(row.item.prompt, thinking=self.rule.thinking)
+            else ""
+        )
+        grade = self.task.grade(row.item, opened + completion.text)
+        return self.record(
+            row,
+            correct=grade.correct,
+            answer=grade.answer,
+            rule=grade.rule,
+            finished=completion.finished,
+            stop_reason=completion.stop_reason,
+            generated_tokens=completion.generated_tokens,
+            forced_tokens=completion.forced_tokens,
+            seconds=completion.seconds,
+            text=completion.text,
+        )
+
+    def letters(self, batch: Sequence[_Row], add: Callable[[Record], None], report: Progress) -> None:
+        """One batch of multiple-choice items: the highest next-token logit among the option letters."""
+        started = time.perf_counter()
+        letters = [[chr(ord("A") + i) for i in range(len(row.item.choices or ()))] for row in batch]
+        choices = score_letters(
+            self.model, self.tokenizer, [row.item.prompt for row in batch], letters, answer_opener=self.task.answer_opener
+        )
+        seconds = (time.perf_counter() - started) / len(batch)
+        for row, choice in zip(batch, choices, strict=True):
+            add(
+                self.record(
+                    row,
+                    correct=choice.letter == row.item.gold,
+                    answer=choice.letter,
+                    rule="letter" if choice.num_tied == 1 else "letter, tied",
+                    finished=True,
+                    stop_reason="letter",
+                    generated_tokens=1,
+                    forced_tokens=0,
+                    seconds=seconds,
+                    text=None,
+                )
+            )
+
+    def record(self, row: _Row, **fields: Any) -> Record:
+        flops = answer_flops(self.shape, self.loops, prompt_tokens=len(row.prompt), generated_tokens=fields["generated_tokens"])
+        return Record(
+            task=self.task.name,
+            item=row.item.name,
+            seed=self.seed,
+            sample=row.sample,
+            gold=row.item.gold,
+            prompt_tokens=len(row.prompt),
+            flops=flops,
+            **fields,
+        )
+
+
+def parity_json(parity: Parity) -> dict[str, Any]:
+    """The check as a run's header keeps it."""
+    compared = "cached greedy decoding against full recompute, left-padded batch"
+    return {"compared": compared, **asdict(parity), "prompt_tokens": list(parity.prompt_tokens), "ok": parity.ok}
+
+
+def _hash_items(items: Sequence[Item], prompts: Sequence[Sequence[int]]) -> str:
+    """What was asked, token by token, and what counts as right."""
+    asked = [[item.name, item.gold, list(prompt)] for item, prompt in zip(items, prompts, strict=True)]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _stable_int(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def _in_order(records: Sequence[Record]) -> tuple[Record, ...]:
+    return tuple(sorted(records, key=lambda record: record.key))

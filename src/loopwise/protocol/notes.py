@@ -1,0 +1,105 @@
+"""What a reader must know before quoting a verdict's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .. import stats
+from .arms import Arm
+from .decide import ITEMS_FOR_EQUIVALENCE
+from .deciding import Pairs
+from .values import Comparison, TestOutcome, ThresholdEffect, VerdictWord
+from .words import interval, listing, p_text, threshold_note
+
+_SAME_IN_BOTH = ("batch_size", "batch_plan", "dtype", "device", "weights", "threads", "versions")
+
+
+def notes_of(
+    pairs: Pairs,
+    first: TestOutcome,
+    second: TestOutcome | None,
+    *,
+    word: VerdictWord,
+    training_free: bool,
+    threshold: ThresholdEffect | None,
+    unlooped: Sequence[Arm],
+    alpha: float,
+) -> tuple[str, ...]:
+    """One sentence each, the weightiest first."""
+    return (
+        *_measures(second, word),
+        *_seeds(first.comparison, training_free),
+        *([] if training_free else _luck(first, second, alpha)),
+        *_choice(pairs, second),
+        *_few_items(first, second, alpha),
+        *([] if threshold is None else [threshold_note(threshold, first.delta_points)]),
+        *_headers(pairs.looped, pairs.twin),
+        *_votes(unlooped),
+    )
+
+
+def _measures(second: TestOutcome | None, word: VerdictWord) -> Iterator[str]:
+    for one in () if second is None else second.measures:
+        if one.flips:
+            yield f"The verdict flips: with cost measured in {one.measure} it would be '{one.verdict}', not '{word}'."
+
+
+def _seeds(comparison: Comparison, training_free: bool) -> Iterator[str]:
+    if comparison.resampling == "items and seeds":
+        yield "Intervals resample items and seeds: they include variation between training runs, as far as this few seeds show it."
+    elif training_free:
+        yield "The loop is training-free (‡): both arms are the same weights, and seeds only repeat the decoding."
+    else:
+        yield "Intervals are conditional on the training seeds: they ignore variation between training runs; see the per-seed differences."
+    if comparison.ci95_items_and_seeds is not None and comparison.resampling == "items":
+        yield f"Resampling seeds too, the 95 % interval at equal parameters is {interval(comparison.ci95_items_and_seeds)} points."
+    if len(comparison.seeds) < 3 and not training_free:
+        yield "Fewer than three seeds (△): another training run could come out differently."
+
+
+def _luck(first: TestOutcome, second: TestOutcome | None, alpha: float) -> Iterator[str]:
+    """A gain that could be the training runs' luck."""
+    for test in (first, second):
+        p = None if test is None else test.comparison.p_items_and_seeds
+        if test is not None and p is not None and test.result == "gain" and p >= alpha:
+            yield f"The gain at {test.name} is not significant with seeds resampled too ({p_text(p)}): perhaps luck of these training runs."
+
+
+def _choice(pairs: Pairs, second: TestOutcome | None) -> Iterator[str]:
+    if pairs.by == "default":
+        yield "The deciding budget and rule were taken by default, not from a plan written before the runs."
+    if second is not None and second.num_eligible > 1:
+        yield (
+            f"The comparator at equal FLOPs was chosen among {second.num_eligible} arms on the test items, which favours the unlooped "
+            "side: its interval covers the truth less often than it says, always against the loop."
+        )
+
+
+def _few_items(first: TestOutcome, second: TestOutcome | None, alpha: float) -> Iterator[str]:
+    for test in (first, second):
+        if test is None:
+            continue
+        comparison = test.comparison
+        if stats.sign_floor(comparison.num_differing_items) >= alpha:
+            yield f"At {test.name} the arms differ on {comparison.num_differing_items} items only: no test could call that significant."
+        if test.equivalent and test.result == "not shown":
+            within = f"At {test.name} the 90 % interval lies within ±2 points, but"
+            if comparison.num_items < ITEMS_FOR_EQUIVALENCE:
+                yield f"{within} {comparison.num_items} items cannot show equivalence: it takes {ITEMS_FOR_EQUIVALENCE}."
+            else:
+                yield f"{within} not at the level that choosing among {test.num_eligible} arms calls for."
+
+
+def _headers(looped: Arm, twin: Arm) -> Iterator[str]:
+    if not looped.headers or not twin.headers:
+        return
+    differ = [name for name in _SAME_IN_BOTH if looped.headers[0].get(name) != twin.headers[0].get(name)]
+    if differ:
+        yield f"Looped arm and twin ran with different {listing(differ)}: bf16 answers can flip with the batch or the machine alone."
+
+
+def _votes(unlooped: Sequence[Arm]) -> Iterator[str]:
+    for arm in unlooped:
+        sampled = max(len(table.samples) for table in arm.tables.values()) > 1
+        if sampled and any(table.answers is None for table in arm.tables.values()):
+            yield f"{arm.name} has several samples, but its records have no `answer`: no majority vote can be made from them."

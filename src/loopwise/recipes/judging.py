@@ -1,0 +1,57 @@
+"""A trial's folder judged by its plan. No torch: a verdict and its report can be made anew anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..protocol import LargerModel, TrialError, Verdict, judge, plan_from_json, verdict_to_json
+from ..records import Run, read_run, write_json
+from ..report import render
+
+
+def judge_trial(folder: str | Path) -> Verdict:
+    """Judge a trial's runs by its plan, and write verdict and report anew.
+
+    Raises:
+        TrialError: no plan, a planned arm without a run, or runs that do not belong together.
+        RecordsError: a damaged run.
+    """
+    folder = Path(folder)
+    plan_file = folder / "plan.json"
+    if not plan_file.exists():
+        raise TrialError(f"{folder} holds no plan.json; give a folder that loopwise trial wrote")
+    plan = plan_from_json(read_json(plan_file))
+    runs: dict[bool, list[Run]] = {True: [], False: []}
+    for header in sorted((folder / "runs").rglob("header.json")):
+        run = read_run(header.parent)
+        runs[bool(run.header.get("looped"))].append(run)
+    larger_file = folder / "larger.json"
+    larger = LargerModel(**read_json(larger_file)) if larger_file.exists() else None
+    verdict = judge(looped=runs[True], twin=runs[False], plan=plan, larger=larger)
+    write_json(folder / "verdict.json", verdict_to_json(verdict))
+    noise_file = folder / "noise_floor.json"
+    render(
+        verdict,
+        folder,
+        plan=plan,
+        headers=[run.header for side in runs.values() for run in side],
+        noise_floor=read_json(noise_file) if noise_file.exists() else None,
+    )
+    return verdict
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        TrialError: a damaged file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise TrialError(f"{path} is damaged; put back a copy, or repeat the trial into a new folder") from None
+    if not isinstance(value, dict):
+        raise TrialError(f"{path} is not a JSON object; put back a copy, or repeat the trial into a new folder")
+    return value

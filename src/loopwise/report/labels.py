@@ -1,0 +1,162 @@
+"""How arms, tests and loops are called in a report."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from ..loops import LoopError, call_sites, parse_loops
+from ..protocol import ArmSummary, TestOutcome, Verdict
+from ..protocol.decide import ITEMS_FOR_EQUIVALENCE
+from ..protocol.values import Side, TestResult, VerdictWord
+from .blocks import Cell, Outcome, State, Tone
+from .numbers import UNKNOWN, count, p_equation, percent, points, ratio
+
+SIDES: dict[Side, str] = {"looped": "Looped", "twin": "Unlooped", "unlooped": "Other unlooped", "larger": "Larger model"}
+RULES: dict[str, str] = {
+    "plain": "plain",
+    "budget-forcing": "budget forcing",
+    "repetition-stop": "repetition stop",
+    "budget-forcing+repetition-stop": "budget forcing + repetition stop",
+}
+STATES: dict[VerdictWord, State] = {"pays": "pays", "does not pay": "does-not-pay", "not shown": "not-shown"}
+OUTCOMES: dict[TestResult, Outcome] = {"gain": "gain", "loss": "loss", "equivalent": "equivalent", "not shown": "not-shown"}
+RESULT_WORDS: dict[TestResult, str] = {
+    "gain": "gain",
+    "loss": "loss",
+    "equivalent": "no difference (equivalent)",
+    "not shown": "no difference shown",
+}
+
+
+class Arms:
+    """A verdict's arms by name, and how tables call them."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._by_name = {arm.name: arm for arm in verdict.arms}
+        self._verdict = verdict
+
+    def get(self, name: str) -> ArmSummary | None:
+        """The arm, if the verdict lists it."""
+        return self._by_name.get(name)
+
+    def setting(self, name: str) -> str:
+        """``Unlooped + budget forcing, vote of 4``."""
+        arm = self.get(name)
+        return name if arm is None else setting(arm)
+
+    def setting_with_budget(self, name: str, unit: str = " tokens") -> str:
+        """The setting and its token budget."""
+        arm = self.get(name)
+        if arm is None or arm.budget_label == "-":
+            return self.setting(name)
+        return f"{setting(arm)}, {arm.budget_label}{unit}"
+
+    def rule_and_budget(self, name: str, unit: str = " tokens") -> str:
+        """``budget forcing, 64 tokens``."""
+        arm = self.get(name)
+        if arm is None:
+            return name
+        parts = [rule_words(arm.rule)] if arm.rule else []
+        parts += [arm.budget_label + unit] if arm.budget_label != "-" else []
+        return ", ".join(parts) or arm.name
+
+
+def rule_words(rule: str | None) -> str:
+    """A decoding rule in words."""
+    return UNKNOWN if rule is None else RULES.get(rule, rule)
+
+
+def setting(arm: ArmSummary) -> str:
+    """An arm as Table 4 names it, its budget left out."""
+    text = arm.model or SIDES[arm.side] if arm.side == "larger" else "Unlooped" if arm.side == "unlooped" else SIDES[arm.side]
+    if arm.rule not in (None, "plain"):
+        text += f" + {rule_words(arm.rule)}"
+    if arm.votes is not None:
+        text += f", majority vote of {arm.votes}"
+    elif arm.samples > 1:
+        text += f", mean of {arm.samples} samples"
+    return text
+
+
+def budget_words(label: str) -> str:
+    """A token budget with its unit."""
+    return UNKNOWN if label == "-" else f"{label} tokens"
+
+
+def budget_order(arm: ArmSummary) -> tuple[int, ...]:
+    """Sorts budgets that differ by benchmark."""
+    return tuple(score.budget_tokens or 0 for score in arm.tasks)
+
+
+def arrow(verdict: Verdict, other: float, looped: float, p_value: float, tone: Tone) -> Cell:
+    """``44.2 → 48.3 (p<0.001)△``, coloured and bold where significant."""
+    text = f"{percent(other)} → {percent(looped)} ({p_equation(p_value)}){verdict.marks}"
+    return Cell(text, tone, tone in ("gain", "loss"))
+
+
+def significance(delta: float, p_value: float, alpha: float) -> Tone:
+    """Whether a difference counts as a gain or a loss of the loop."""
+    if p_value >= alpha or delta == 0:
+        return ""
+    return "gain" if delta > 0 else "loss"
+
+
+def result_tone(result: TestResult) -> Tone:
+    """The colour of a test's outcome."""
+    return "gain" if result == "gain" else "loss" if result == "loss" else ""
+
+
+def equivalent_text(equivalent: bool, num_items: int) -> str:
+    """``yes``, ``no``, or ``(yes)`` where so few items cannot show it."""
+    return "no" if not equivalent else "yes" if num_items >= ITEMS_FOR_EQUIVALENCE else "(yes)"
+
+
+def seeds_text(verdict: Verdict, seeds: int, favouring: int, with_deltas: int) -> str:
+    """The seeds column of Tables 2 and 3: ``4 (3/4)``, or a dash for a training-free loop evaluated once."""
+    if verdict.training_free and seeds <= 1:
+        return UNKNOWN
+    return f"{seeds} ({favouring}/{with_deltas})" if with_deltas else str(seeds)
+
+
+def passes_text(num_layers: int | None, c: float | None) -> str:
+    """Layer passes and cost: ``32 → 41 (1.29×)``."""
+    if c is None:
+        return UNKNOWN
+    return ratio(c) if num_layers is None else f"{num_layers} → {count(num_layers * c)} ({ratio(c)})"
+
+
+def learned_by(verdict: Verdict) -> str:
+    """How the loop came into the model, as far as the runs say."""
+    if verdict.model is None:
+        return UNKNOWN
+    return f"none (training-free){'' if '‡' in verdict.marks else '‡'}" if verdict.training_free else "training"
+
+
+def outcome_words(test: TestOutcome) -> str:
+    """A test's outcome in a few words."""
+    return f"{'passed' if test.passed else 'not passed'}: {RESULT_WORDS[test.result]}"
+
+
+def difference_words(delta: float, ci95: tuple[float, float]) -> str:
+    """``+4.1 points, 95% interval +2.4 to +5.8``."""
+    return f"{points(delta)} points, 95% interval {points(ci95[0])} to {points(ci95[1])}"
+
+
+def execution_order(loops: str, num_layers: int | None) -> str:
+    """The layers in the order in which a forward pass runs them, e.g. ``0–9, 10–13, 10–13, 14–29``; empty where unknown."""
+    if num_layers is None:
+        return ""
+    try:
+        sites = call_sites(parse_loops(loops), num_layers)
+    except LoopError:  # a header in another notation, or "unknown": shown as it is
+        return ""
+    # One stretch: consecutive layers in the same passes of the same loops; an MLP run stands alone.
+    stretches = groupby(enumerate(sites), key=lambda at: (at[1].part, at[1].layer - at[0], at[1].passes))
+    words = []
+    for (part, _, _), group in stretches:
+        layers = [site.layer for _, site in group]
+        if part == "mlp":
+            words += [f"{layer}.mlp" for layer in layers]
+        else:
+            words.append(str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}")
+    return ", ".join(words)

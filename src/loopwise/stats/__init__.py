@@ -1,0 +1,53 @@
+"""Statistics of paired evaluations: pure functions over arrays. numpy at import, scipy inside functions."""
+
+from .bootstrap import (
+    Bootstrap,
+    Estimate,
+    Resampling,
+    StatsError,
+    difference_of_differences,
+    estimate,
+    macro_bootstrap,
+    macro_mean,
+    percentile_interval,
+    resample_means,
+    resample_ratios,
+    two_sided_p,
+)
+from .effects import (
+    Correlation,
+    detectable_effect,
+    equivalent,
+    items_for_equivalence,
+    per_seed,
+    planned_standard_error,
+    smallest_detectable,
+    spearman,
+)
+from .exact import holm, mcnemar_exact, sign_floor
+
+__all__ = [
+    "Bootstrap",
+    "Correlation",
+    "Estimate",
+    "Resampling",
+    "StatsError",
+    "detectable_effect",
+    "difference_of_differences",
+    "equivalent",
+    "estimate",
+    "holm",
+    "items_for_equivalence",
+    "macro_bootstrap",
+    "macro_mean",
+    "mcnemar_exact",
+    "per_seed",
+    "percentile_interval",
+    "planned_standard_error",
+    "resample_means",
+    "resample_ratios",
+    "sign_floor",
+    "smallest_detectable",
+    "spearman",
+    "two_sided_p",
+]
