@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from loopwise.protocol.arms import Arm, TaskTable
 from loopwise.protocol.deciding import Choice
-from loopwise.protocol.judge import Rules, judge_arms
+from loopwise.protocol.judging import Rules, judge_arms
 from loopwise.protocol.values import Side, Verdict
 from loopwise.stats import Bootstrap, Resampling, macro_bootstrap
 

@@ -27,7 +27,9 @@ TOKENIZER = tiny_tokenizer()
 
 def items(number: int) -> tuple[Item, ...]:
     return tuple(
-        Item(name=f"i{n}", prompt=" ".join(f"w{3 + (7 * n + k * k) % 120}" for k in range(4 + n % 5)), gold=f"w{n}", choices=("x", "y", "z"))
+        Item(
+            name=f"i{n}", prompt=" ".join(f"w{3 + (7 * n + k * k) % 120}" for k in range(4 + n % 5)), gold=f"w{n}", choices=("x", "y", "z")
+        )
         for n in range(number)
     )
 
@@ -62,9 +64,7 @@ def test_a_run_has_every_record_and_says_what_ran(tmp_path: Path) -> None:
     shape = read_shape(model.config.to_dict())
     for record in run.records:
         assert record.generated_tokens is not None and record.prompt_tokens is not None
-        wanted = answer_flops(
-            shape, loopwise.loops_of(model), prompt_tokens=record.prompt_tokens, generated_tokens=record.generated_tokens
-        )
+        wanted = answer_flops(shape, loopwise.loops_of(model), prompt_tokens=record.prompt_tokens, generated_tokens=record.generated_tokens)
         assert record.flops == wanted
         assert record.finished == (record.stop_reason == "end")
 

@@ -182,6 +182,23 @@ def test_the_option_letter(text: str, letter: str | None):
     assert grade_letter("A", text, "ABCD").answer == letter
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Final Answer: **73**", "73"),
+        ("The final answer is $5$. I hope it is correct.", "5"),
+        ("**Final answer:** \\(x+1\\)", "x+1"),
+        ("final answer: 3.5 metres. Done", "3.5 metres"),
+        ("Final answer: 1\nFinal answer: 2", "2"),
+        ("Final answer: \\boxed{4", None),
+        ("My answer is 5", None),
+        ("Final answer:", None),
+    ],
+)
+def test_an_explicit_final_answer(text: str, answer: str | None):
+    assert answers.final_answer(text) == answer
+
+
 # Comparison
 
 

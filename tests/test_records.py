@@ -97,7 +97,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> Non
     good = record(0).to_json()
     file = tmp_path / "theirs.jsonl"
     file.write_text(f"{good}\n\n{line}\n")
-    with pytest.raises(RecordsError, match="theirs.jsonl, line 3") as caught:
+    with pytest.raises(RecordsError, match=r"theirs.jsonl, line 3") as caught:
         read_run(file)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .console import UsageError
 
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail(f"loopwise: unknown command {name!r}; use {', '.join(COMMANDS)}", status=2)
     # The libraries' own warnings and retries are not this command's output; what goes wrong is said in one line.
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    # Threads that spin while they wait cost little on an idle machine and everything on a busy one: measured in docs/log.md.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -99,8 +101,10 @@ def _config(command: type[Any], name: str, args: list[str]) -> tuple[Any, list[s
         saved = json.loads(file.read_text(encoding="utf-8"))
         if saved["command"] != name:
             _fail(f"loopwise {name}: {file} was saved by loopwise {saved['command']}", status=2)
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in saved["config"].items()}
-        values = {key: Path(value) if key in ("out", "data") and value is not None else value for key, value in values.items()}
+        values: dict[str, Any] = {}
+        for key, value in saved["config"].items():
+            is_path = key in ("out", "data") and value is not None
+            values[key] = Path(value) if is_path else tuple(value) if isinstance(value, list) else value
         return command(**values), args[:at] + args[at + 2 :]
     except (OSError, KeyError, TypeError, ValueError) as error:
         _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
@@ -134,7 +138,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _fail(message: str, *, status: int) -> Any:
+def _fail(message: str, *, status: int) -> NoReturn:
     print(message, file=sys.stderr)
     raise SystemExit(status)
 

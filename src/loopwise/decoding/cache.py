@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..models import dynamic_cache
@@ -86,7 +87,7 @@ class GrowingSlidingLayer(GrowingLayer, DynamicSlidingWindowLayer):  # type: ign
             self.keys, self.values = self.keys[:, :, gone:], self.values[:, :, gone:]
 
 
-def decoding_cache(model: nn.Module) -> Cache:
+def decoding_cache(model: PreTrainedModel) -> Cache:
     """An empty cache for ``model`` with growing slots of attention; slots of other kinds are Hugging Face's own."""
     cache = dynamic_cache(model)
     cache.layers = [_growing(layer) for layer in cache.layers]

@@ -31,15 +31,15 @@ def versions() -> dict[str, str]:
 def model_facts(model: PreTrainedModel) -> dict[str, Any]:
     """The part of a header that describes the model and its loops."""
     source = getattr(model, "loopwise_source", None)
-    known = isinstance(source, Source)
+    name, weights = (source.name, source.weights) if isinstance(source, Source) else (type(model).__name__, "in memory")
     shape = read_shape(model.config.to_dict())
     loops = loops_of(model)
     cost = cost_of(shape, loops)
     parameter = next(model.parameters())
     return {
-        "model": source.name if known else type(model).__name__,
+        "model": name,
         "model_hash": model_hash(model),
-        "weights": source.weights if known else "in memory",
+        "weights": weights,
         "num_layers": shape.num_layers,
         "num_parameters": sum(one.numel() for one in model.parameters()),
         "loops": format_loops(loops),

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..models.parity import greedy_tokens, recomputed_logits
 
@@ -49,7 +50,7 @@ class Parity:
         return self.max_abs_logit_difference <= self.tolerance
 
 
-def check_parity(model: nn.Module, prompts: Sequence[Sequence[int]], *, new_tokens: int = NEW_TOKENS) -> Parity:
+def check_parity(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, new_tokens: int = NEW_TOKENS) -> Parity:
     """Compare cached greedy decoding with full recompute on at least four prompts of unequal length.
 
     In fp32 the tolerance is fixed. A model too large for an fp32 copy is compared in its own dtype, where even full
@@ -119,7 +120,7 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
     return ids, mask
 
 
-def _recompute_noise(model: nn.Module, tokens: Tensor, mask: Tensor, recomputed: Tensor) -> float:
+def _recompute_noise(model: PreTrainedModel, tokens: Tensor, mask: Tensor, recomputed: Tensor) -> float:
     """The largest difference between ways to recompute the same logits: in the batch, row by row, over shorter prefixes."""
     num_new = recomputed.shape[1]
     prompt_tokens = tokens.shape[1] - num_new + 1
@@ -140,7 +141,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return value if value == value else float("inf")  # NaN logits agree with nothing
 
 
-def _fits_fp32(model: nn.Module) -> bool:
+def _fits_fp32(model: PreTrainedModel) -> bool:
     """Whether an fp32 copy takes at most half of the memory that is free where the model lies."""
     needed = 4 * sum(parameter.numel() for parameter in model.parameters())
     device = next(model.parameters()).device

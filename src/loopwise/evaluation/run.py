@@ -12,11 +12,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..cost import ModelShape, answer_flops, read_shape
+from ..cost import Meter, ModelShape, answer_flops, read_shape
 from ..decoding import Completion, DecodingRule, generate, plan_batches, read_chat, score_letters
 from ..loops import Loop
 from ..models import loops_of
-from ..records import Record, Run, RunWriter, read_run
+from ..records import Record, Run, RunWriter, read_run, write_json
 from ..tasks import Item, Task, task_named
 from .header import model_facts, run_header
 from .parity import Parity, check_parity
@@ -105,9 +105,10 @@ def evaluate(
         kept: list[Record] = []
         answering.run(rows, set(), kept.extend, progress)
         return Run(header, _in_order(kept), "memory")
-    with RunWriter(out, header) as writer:
+    with RunWriter(out, header) as writer, Meter(str(model.device)) as meter:
         answering.run(rows, {record.key for record in writer.done}, writer.append, progress)
         header = writer.header
+    _keep_meter(Path(out), meter, len(rows) - len(writer.done))
     return Run(header, _in_order(read_run(out).records), str(out))
 
 
@@ -239,6 +240,13 @@ class _Answering:
             flops=flops,
             **fields,
         )
+
+
+def _keep_meter(out: Path, meter: Meter, num_answers: int) -> None:
+    """What this process took, beside the run; a run that was killed keeps the figures of the process that finished it."""
+    if num_answers:
+        figures = {"seconds": meter.seconds, "peak_bytes": meter.peak_bytes, "memory": meter.memory, "num_answers": num_answers}
+        write_json(out / "meter.json", figures)
 
 
 def parity_json(parity: Parity) -> dict[str, Any]:

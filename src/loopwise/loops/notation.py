@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import cast
 
 from .values import Loop, LoopError, Operator, check_loops
 
@@ -48,15 +49,12 @@ def _parse_term(term: str) -> Loop:
     half_open = match["dash"] == ":"
     if not half_open and last < first:
         raise LoopError(f"loop {first}-{last} is reversed: write {last}-{first}")
-    operator = match["operator"]
-    if operator not in (None, "repeat", "damped"):
-        raise LoopError(f"loop {term!r}: unknown operator {operator!r}; use repeat or damped")
-    chosen: Operator = operator or ("damped" if match["beta"] else "repeat")
+    operator = cast(Operator, match["operator"] or ("damped" if match["beta"] else "repeat"))  # Loop refuses any other word
     return Loop(
         start=first,
         stop=last if half_open else last + 1,
         passes=int(match["passes"]),
-        operator=chosen,
+        operator=operator,
         beta=None if match["beta"] is None else _parse_beta(match["beta"], term),
         part="mlp" if match["mlp"] else "layer",
         in_pass=None if match["in_pass"] is None else int(match["in_pass"]),

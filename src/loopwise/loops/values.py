@@ -42,7 +42,7 @@ class Loop:
         for name in ("start", "stop", "passes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise LoopError(f"loop {self.span}: {name} is {value!r}; give a whole number")
+                raise LoopError(f"loop {self.start}:{self.stop}: {name} is {value!r}; give a whole number")
         if self.start < 0:
             raise LoopError(f"loop {self.span} starts before layer 0: layers are counted from 0")
         if self.stop < self.start:
@@ -61,7 +61,7 @@ class Loop:
             raise LoopError(f"loop {self.span}: damped needs its anchor, e.g. beta=0.25 (0 never anchors, 1 is the plain span)")
         if self.beta is not None and not (isinstance(self.beta, (int, float)) and 0.0 <= self.beta <= 1.0):
             raise LoopError(f"loop {self.span}: beta={self.beta} is outside [0, 1]")
-        if self.in_pass is not None and (not isinstance(self.in_pass, int) or self.in_pass < 1):
+        if self.in_pass is not None and (not isinstance(self.in_pass, int) or isinstance(self.in_pass, bool) or self.in_pass < 1):
             raise LoopError(f"loop {self.span}: in pass {self.in_pass}; passes are counted from 1")
 
     @property

@@ -2,7 +2,7 @@
 
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
-from .load import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save
+from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save
 from .sidecar import SIDECAR, Sidecar, read_sidecar
 from .surgery import insert, loops_of, remove
 

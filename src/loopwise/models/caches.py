@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache, StaticSlidingWindowLayer
 
 from ..loops import CallSite
@@ -44,12 +45,12 @@ def cache_of(output: Any) -> Cache:
     raise ModelError("the model returned no cache; call it with use_cache=True")
 
 
-def dynamic_cache(model: nn.Module) -> DynamicCache:
+def dynamic_cache(model: PreTrainedModel) -> DynamicCache:
     """An empty cache that grows, with the slot types of the model's layers."""
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def static_cache(model: nn.Module, max_tokens: int) -> StaticCache:
+def static_cache(model: PreTrainedModel, max_tokens: int) -> StaticCache:
     """An empty cache of fixed size, with the slot types of the model's layers."""
     return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_tokens)
 

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from .caches import cache_argument, cache_of, dynamic_cache
 
 
 @torch.no_grad()
-def cached_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int) -> Tensor:
+def cached_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int) -> Tensor:
     """Logits of the tokens from ``prompt_tokens - 1`` on, the prompt in one step and then token by token from the cache.
 
     Args:
@@ -23,7 +25,7 @@ def cached_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, p
         [batch, tokens - prompt_tokens + 1, vocabulary], in fp32.
     """
     name = cache_argument(model)
-    cache = dynamic_cache(model)
+    cache: Cache = dynamic_cache(model)
     positions = positions_of(attention_mask)
     steps, start = [], 0
     for stop in range(prompt_tokens, input_ids.shape[1] + 1):
@@ -41,7 +43,7 @@ def cached_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, p
 
 
 @torch.no_grad()
-def greedy_tokens(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
+def greedy_tokens(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
     """Continue every row greedily from the cache, past any end of text, and keep the logits of each step.
 
     Args:
@@ -52,7 +54,7 @@ def greedy_tokens(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n
         The rows with their continuation [batch, tokens + new_tokens], and fp32 logits [batch, new_tokens, vocabulary].
     """
     name = cache_argument(model)
-    cache = dynamic_cache(model)
+    cache: Cache = dynamic_cache(model)
     step, logits = input_ids, []
     for _ in range(new_tokens):
         positions = positions_of(attention_mask)[:, -step.shape[1] :]
@@ -66,7 +68,7 @@ def greedy_tokens(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n
 
 
 @torch.no_grad()
-def recomputed_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int) -> Tensor:
+def recomputed_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int) -> Tensor:
     """The same logits, each from a forward pass without a cache over all tokens before it.
 
     One pass over the whole sequence gives them all: the model is causal, which the contract tests hold.
@@ -81,7 +83,7 @@ def positions_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def untested_family_difference(model: nn.Module) -> float:
+def untested_family_difference(model: PreTrainedModel) -> float:
     """Largest difference of logits between cached decoding and recompute on random tokens, for a family without tests."""
     tokens = _random_tokens(model)
     mask = torch.ones_like(tokens)
@@ -92,7 +94,7 @@ def untested_family_difference(model: nn.Module) -> float:
 
 
 @torch.no_grad()
-def layers_run(model: nn.Module, layers: nn.ModuleList) -> tuple[list[int], bool]:
+def layers_run(model: PreTrainedModel, layers: nn.ModuleList) -> tuple[list[int], bool]:
     """Which of ``layers`` one forward pass runs, in order, and whether each returns a plain tensor."""
     ran: list[int] = []
     tensors: list[bool] = []
@@ -115,14 +117,14 @@ def layers_run(model: nn.Module, layers: nn.ModuleList) -> tuple[list[int], bool
     return ran, all(tensors)
 
 
-def _random_tokens(model: nn.Module) -> Tensor:
+def _random_tokens(model: PreTrainedModel) -> Tensor:
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
     tokens = torch.randint(0, vocabulary, (2, 24), generator=torch.Generator().manual_seed(0))
     return tokens.to(next(model.parameters()).device)
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode for a while; every module then has its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -8,10 +8,9 @@ re-entrant as the plain one, and `remove` gives the plain model back, bit for bi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from transformers.cache_utils import Cache
 from ..loops import CallSite, LayerNode, Loop, Node, SpanNode, call_sites, check_loops, format_loops, loop_tree, parse_loops
 from .caches import cache_views
 from .families import FAMILIES, Family, ModelError, find_decoder
+from .operators import CaptureResidual, apply_loop, hidden_state, run_capturing
 from .parity import layers_run, untested_family_difference
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -52,7 +52,7 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
         ModelError: an unknown family, a model that has loops already, or a failed parity check.
     """
     decoder, family = find_decoder(model, untested_family=untested_family)
-    layers = getattr(decoder, family.layers)
+    layers: Any = getattr(decoder, family.layers)
     num_layers = len(layers)
     if isinstance(layers, LoopedLayers):
         raise ModelError(f"{type(model).__name__} already has the loops {format_loops(loops_of(model))}; remove them first")
@@ -67,28 +67,33 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     if not family.mlp_half and (mlp := next((loop for loop in checked if loop.part == "mlp"), None)):
         raise ModelError(f"loop {mlp.span}: the MLP half of a {type(decoder).__name__} layer is not known; use whole layers")
     untested = type(decoder).__name__ not in FAMILIES
-    if untested and not layers_run(model, layers)[1]:
+    if untested and not layers_run(cast(Any, model), layers)[1]:
         raise ModelError(f"the layers of {type(decoder).__name__} return more than a tensor; loops cannot work in this family")
     units = tuple(node for node in loop_tree(checked, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
-    layers.__class__ = _LIST_CLASSES[family.walk]
-    layers.surgery = _Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
+    looped = cast(LoopedLayers, layers)
+    looped.__class__ = _LIST_CLASSES[family.walk]
+    looped.surgery = _Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
     for loop in checked:
         if loop.part == "mlp" and loop.operator == "damped":
             for layer in range(loop.start, loop.stop):
-                getattr(layers._modules[str(layer)], family.mlp_half[0]).register_forward_pre_hook(_CaptureResidual())
+                getattr(layers._modules[str(layer)], family.mlp_half[0]).register_forward_pre_hook(CaptureResidual())
     if untested:
-        works = False
-        try:
-            _find_walk(model, layers)
-            _check_parity(model)
-            works = True
-        finally:
-            if not works:
-                remove(model)
+        _try_untested(model, looped)
     return model
 
 
-def _find_walk(model: nn.Module, layers: LoopedLayers) -> None:
+def _try_untested(model: Any, layers: LoopedLayers) -> None:
+    works = False
+    try:
+        _find_walk(model, layers)
+        _check_parity(model)
+        works = True
+    finally:
+        if not works:
+            remove(model)
+
+
+def _find_walk(model: Any, layers: LoopedLayers) -> None:
     """Find how an untested decoder's forward walks its layers: a loop must run what its call sites say, and not nothing."""
     expected = [site.layer for site in layers.surgery.sites]
     for list_class in _LIST_CLASSES.values():
@@ -101,7 +106,7 @@ def _find_walk(model: nn.Module, layers: LoopedLayers) -> None:
     )
 
 
-def _check_parity(model: nn.Module) -> None:
+def _check_parity(model: Any) -> None:
     difference = untested_family_difference(model)
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
     if not difference <= tolerance:
@@ -113,11 +118,11 @@ def _check_parity(model: nn.Module) -> None:
 
 def remove(model: ModelT) -> ModelT:
     """Take all loops out of ``model``, in place, and return it: the plain model, bit for bit. Without loops, nothing happens."""
-    layers = _looped_layers(model)
+    layers: Any = _looped_layers(model)
     if layers is None:
         return model
     for module in layers.modules():
-        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _CaptureResidual)]:
+        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, CaptureResidual)]:
             del module._forward_pre_hooks[key]
     del layers.surgery
     layers.__class__ = nn.ModuleList
@@ -163,6 +168,9 @@ class LoopedLayers(nn.ModuleList):
             steps[first:last] = [_Recorder(span, layer) for layer in range(first, last)]
         return steps
 
+    def __getitem__(self, index: Any) -> Any:
+        return nn.ModuleList(list(self._modules.values())[index]) if isinstance(index, slice) else super().__getitem__(index)
+
 
 class _SlicedLayers(LoopedLayers):
     """For decoders that walk ``self.layers[:n]``; any other slice, and iteration, gives the plain modules."""
@@ -170,8 +178,6 @@ class _SlicedLayers(LoopedLayers):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice) and index.step is None and index.start in (None, 0):
             return self.walk(len(range(len(self))[index]))
-        if isinstance(index, slice):
-            return nn.ModuleList(list(self._modules.values())[index])
         return super().__getitem__(index)
 
 
@@ -253,27 +259,30 @@ class _SpanCall:
             kwargs = {name: self.view(value, visit) for name, value in kwargs.items()}
         loop = node.mlp_loop_in(pass_number)
         if loop is None or loop.passes == 1:
-            return _tensor(layer(hidden, *args, **kwargs))
+            return hidden_state(layer(hidden, *args, **kwargs))
         return self.run_mlp_loop(loop, layer, hidden, args, kwargs)
 
-    def run_mlp_loop(self, loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def run_mlp_loop(self, loop: Loop, layer: Any, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The layer, whose own MLP run is the first, then the further runs of its MLP half."""
         if loop.operator == "repeat":  # goes on from the layer's output; only damped needs the state that the MLP half read
-            first = residual = _tensor(layer(hidden, *args, **kwargs))
+            first = residual = hidden_state(layer(hidden, *args, **kwargs))
         else:
-            first, residual = _run_capturing(loop, layer, hidden, args, kwargs)
+            first, residual = run_capturing(loop, layer, hidden, args, kwargs)
         half = [getattr(layer, name) for name in self.surgery.family.mlp_half]
 
-        def again(state: Tensor, _: int) -> Tensor:
+        def again(state: Tensor) -> Tensor:
             branch = state
             for module in half:
-                branch = _tensor(module(branch))
+                branch = hidden_state(module(branch))
             return state + branch
 
-        if getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
-            plain, checkpoint = again, layer._gradient_checkpointing_func
-            again = lambda state, number: checkpoint(plain, state, number)  # noqa: E731
-        return apply_loop(loop, loop.passes, again, residual, first)
+        checkpoints = getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled()
+
+        def run(state: Tensor, _: int) -> Tensor:
+            output: Tensor = layer._gradient_checkpointing_func(again, state) if checkpoints else again(state)
+            return output
+
+        return apply_loop(loop, loop.passes, run, residual, first)
 
     def view(self, value: Any, visit: int) -> Any:
         """The cache as the layer's ``visit``-th execution is to see it; anything else as it is."""
@@ -284,66 +293,6 @@ class _SpanCall:
         return self.views[0][visit]
 
 
-def apply_loop(loop: Loop, passes: int, run: Callable[[Tensor, int], Tensor], entry: Tensor, first: Tensor) -> Tensor:
-    """The loop's output from its first run ``first`` = g(``entry``) and ``run(x, n)``, g in pass n (no-free-loop, A.1).
-
-    Shapes: all [batch, tokens, d_model]. One pass is g itself, exactly.
-    """
-    if passes == 1:
-        return first
-    if loop.operator == "repeat":
-        state = first
-        for number in range(2, passes + 1):
-            state = run(state, number)
-        return state
-    assert loop.beta is not None
-    state = _damped_step(entry, first, passes)
-    for number in range(2, passes + 1):
-        state = _damped_step(state, run(state, number), passes)
-    return loop.beta * first + (1.0 - loop.beta) * state
-
-
-def _damped_step(state: Tensor, output: Tensor, passes: int) -> Tensor:
-    """F(x) = x + (g(x) - x)/K; a span split over devices ends on another one than it began on."""
-    state = state.to(output.device)
-    return state + (output - state) / passes
-
-
-_captured = threading.local()  # a plain one: torch.compile does not keep what a subclass is given
-
-
-def _run_capturing(loop: Loop, layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The layer's output, and what its MLP half read.
-
-    Raises:
-        ModelError: the layer ran where its gradients are lost, under reentrant checkpointing.
-    """
-    _captured.wanted = True
-    try:
-        output = _tensor(layer(hidden, *args, **kwargs))
-        residual, with_gradient = _captured.residual, _captured.with_gradient
-    finally:
-        _captured.wanted, _captured.residual = False, None
-    if residual is None or with_gradient != torch.is_grad_enabled():
-        raise ModelError(
-            f"loop {loop.span}: the MLP half's input is hidden, as by reentrant checkpointing (set use_reentrant=False) "
-            "or by a wrapper around the layer"
-        )
-    return output, residual
-
-
-class _CaptureResidual:
-    """Keeps what the MLP half of a layer reads, for the damped operator; an object, so that models still copy and pickle.
-
-    Thread-local, and only where a call that runs the layer waits for it: neither a further run of the half, nor the
-    backward pass that runs a checkpointed layer again, leaves a tensor behind.
-    """
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if getattr(_captured, "wanted", False):
-            _captured.residual, _captured.with_gradient = args[0], torch.is_grad_enabled()
-
-
 def _extent(node: Node) -> tuple[int, int]:
     return (node.loop.start, node.loop.stop) if isinstance(node, SpanNode) else (node.layer, node.layer + 1)
 
@@ -351,8 +300,3 @@ def _extent(node: Node) -> tuple[int, int]:
 def _version(hidden: Tensor) -> int:
     """Counts changes in place; inference tensors and compiled regions do not tell."""
     return 0 if torch.compiler.is_compiling() or hidden.is_inference() else hidden._version
-
-
-def _tensor(output: Any) -> Tensor:
-    """The hidden state of a module that may return more beside it (router logits)."""
-    return output[0] if isinstance(output, tuple) else output

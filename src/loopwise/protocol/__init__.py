@@ -3,7 +3,7 @@
 from ..stats import Bootstrap
 from .decide import threshold_effect_points
 from .files import plan_from_json, plan_to_json, verdict_from_json, verdict_to_json
-from .judge import compare, judge
+from .judging import compare, judge
 from .plan import Plan, PlannedArm, PlannedTask, make_plan
 from .values import (
     ArmCost,

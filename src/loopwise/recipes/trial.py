@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..cost import cost_of, read_shape
@@ -232,7 +233,7 @@ class _Runner:
                 fixed_rows=self.settings.fixed_rows,
                 arm=arm.name,
                 parity=self.parity(arm, task),
-                progress=lambda part, share=share: self.report(part * share),
+                progress=partial(self.report, share),
             )
             self.done += share
 
@@ -258,9 +259,9 @@ class _Runner:
             self.parities[key] = check_parity(model, [chat.encode(item.prompt, thinking=self.settings.thinking) for item in items])
         return self.parities[key]
 
-    def report(self, part: float) -> None:
+    def report(self, share: float, part: float) -> None:
         if self.progress:
-            self.progress("answering", self.done + part, self.total)
+            self.progress("answering", self.done + part * share, self.total)
 
     def noise_floor(self) -> None:
         """The twin's deciding arm once more, in batches of half the size: nothing changes but what batching changes."""

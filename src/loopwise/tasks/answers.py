@@ -93,13 +93,18 @@ def last_number(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the last "Final answer:" or "the final answer is", up to the end of its line or sentence, without markup."""
+    """What follows the last "Final answer:" or "the final answer is", up to the end of its line or sentence, without markup.
+
+    A box that was opened there and never closed is a cut answer, hence none.
+    """
     mark = None
     for mark in _FINAL_ANSWER.finditer(text):  # noqa: B007 - the last match is wanted
         pass
     if mark is None:
         return None
     line = text[mark.end() :].partition("\n")[0]
+    if _BOX.search(line):
+        return None
     if formula := _MATH.match(line.lstrip("*_ ")):
         return (formula[1] or formula[2]).strip()
     return re.split(r"[.;!?](?:\s|$)", line, maxsplit=1)[0].strip(" \t*_`") or None

@@ -20,7 +20,8 @@ TEST_SEED = 0
 
 LOWER_RUNGS = (0, 1, 2)
 ITEMS_PER_RUNG = 48
-PROMPT = "{question}\nShow the calculation, then give the answer as a number."
+PROMPT = "{question}\nWork it out, then give the answer as a number."
+"""The wording under which SmolLM2-135M-Instruct scores 23 to 46 % on each lower rung at 128 tokens, and less at 64 and 32."""
 
 
 def load(data: Path | None, limit: int | None, split: str, *, rungs: tuple[int, ...]) -> tuple[Item, ...]:

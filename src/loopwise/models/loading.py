@@ -70,8 +70,9 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"model {source.name!r} does not load: {_one_line(error)}") from None
-    model = model.to(device).eval()
-    model.loopwise_source = source
+    model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
+    model.eval()
+    model.loopwise_source = source  # type: ignore[assignment]  # an attribute of ours, no module
     if chosen:
         insert(model, chosen, untested_family=untested_family)
     return Loaded(model, tokenizer)
