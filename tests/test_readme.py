@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
 
 from loopwise.cli import COMMANDS
+from tiny import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -17,7 +17,7 @@ def summary(verdict: Verdict, folder: Path | None = None) -> str:
         lines += _test("test 2, equal FLOPs", verdict.equal_flops)
     else:
         lines.append(f"test 2, equal FLOPs: none: {verdict.equal_flops_reason}")
-    lines += ["", table([_arm(arm) for arm in verdict.arms], ("arm", "accuracy %", "finished %", "tokens", "cost of loop"))]
+    lines += ["", table([_arm(arm) for arm in verdict.arms], ("arm", "accuracy %", "finished %", "tokens", "cost, loop = 1"))]
     lines += [f"{one.name}: {one.reason}" for one in verdict.excluded]
     lines += ["", *textwrap.wrap(verdict.advice, 110)]
     if folder is not None:
