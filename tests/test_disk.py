@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import loopwise
-from loopwise.models import SIDECAR, insert_on_disk, model_hash
+from loopwise.models import SIDECAR, insert_on_disk, model_hash, source_of
 from tiny import FAMILIES, tiny_model, tiny_tokenizer, tokens
 
 LOOPS = "1:4 x2 damped beta=0.25 + 1.mlp x3 damped beta=0.5 in pass 1"
@@ -180,5 +180,10 @@ def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
 
 def test_the_models_hash_follows_its_weights_and_not_its_loops(base: Path, looped: Path) -> None:
     assert model_hash(loopwise.load(base).model) == model_hash(loopwise.load(looped).model)
+    model = loopwise.load(base).model
+    before = model_hash(model)
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    assert model_hash(model) != before and source_of(model).weights == "changed in memory"
     one, other = tiny_model("llama"), tiny_model("llama", seed=1)
     assert model_hash(one) == model_hash(tiny_model("llama")) != model_hash(other)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..cost import cost_of, read_shape
 from ..decoding import DecodingRule
 from ..loops import format_loops
-from ..models import Source, loops_of, model_hash
+from ..models import loops_of, model_hash, source_of
 from ..tasks import Task
 
 FORMAT = "loopwise-run/1"
@@ -30,8 +30,8 @@ def versions() -> dict[str, str]:
 
 def model_facts(model: PreTrainedModel) -> dict[str, Any]:
     """The part of a header that describes the model and its loops."""
-    source = getattr(model, "loopwise_source", None)
-    name, weights = (source.name, source.weights) if isinstance(source, Source) else (type(model).__name__, "in memory")
+    source = source_of(model)
+    name, weights = (source.name, source.weights) if source else (type(model).__name__, "in memory")
     shape = read_shape(model.config.to_dict())
     loops = loops_of(model)
     cost = cost_of(shape, loops)

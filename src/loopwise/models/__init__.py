@@ -2,7 +2,7 @@
 
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
-from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save
+from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save, source_of
 from .sidecar import SIDECAR, Sidecar, read_sidecar
 from .surgery import insert, loops_of, remove
 
@@ -30,5 +30,6 @@ __all__ = [
     "resolve",
     "resolve_loops",
     "save",
+    "source_of",
     "static_cache",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from .surgery import insert, loops_of
 
 EMBEDDED = "smollm2"
 """The name of the embedded default, SmolLM2-135M-Instruct."""
+CHANGED = "changed in memory"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -72,7 +73,7 @@ def load(
         raise ModelError(f"model {source.name!r} does not load: {_one_line(error)}") from None
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
     model.eval()
-    model.loopwise_source = source  # type: ignore[assignment]  # an attribute of ours, no module
+    model.loopwise_source = (source, _changes(model))  # type: ignore[assignment]  # an attribute of ours, no module
     if chosen:
         insert(model, chosen, untested_family=untested_family)
     return Loaded(model, tokenizer)
@@ -135,8 +136,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fold
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     if loops := loops_of(model):
-        base = getattr(model, "loopwise_source", None)
-        name = base.name if isinstance(base, Source) else type(model).__name__
+        source = source_of(model)
+        name = source.name if source else type(model).__name__
         write_sidecar(folder, loops=loops, num_layers=len(decoder_layers(model)), base=name)
 
 
@@ -154,11 +155,25 @@ def insert_on_disk(name: str | Path, loops: str | Iterable[Loop], out: str | Pat
     return chosen
 
 
+def source_of(model: PreTrainedModel) -> Source | None:
+    """Where the model was loaded from, or None; its ``weights`` are ``changed in memory`` where a parameter was written since."""
+    kept: tuple[Source, int] | None = getattr(model, "loopwise_source", None)
+    if kept is None:
+        return None
+    source, changes = kept
+    return source if _changes(model) == changes else replace(source, weights=CHANGED)
+
+
+def _changes(model: PreTrainedModel) -> int:
+    """How often parameters were written in place, as an optimiser does; torch counts it."""
+    return sum(parameter._version for parameter in model.parameters())
+
+
 def model_hash(model: PreTrainedModel) -> str:
     """A hash of what the model computes from: its files where it was loaded from some, else its parameters. 16 hex digits."""
-    source = getattr(model, "loopwise_source", None)
+    source = source_of(model)
     digest = hashlib.sha256()
-    if isinstance(source, Source):
+    if source is not None and source.weights != CHANGED:
         digest.update(repr(sorted(hash_files(source.folder).items())).encode())
     else:
         for name, tensor in sorted(model.state_dict().items()):

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,12 @@ def check_base(folder: Path, sidecar: Sidecar) -> None:
 def hash_files(folder: Path) -> dict[str, str]:
     """sha256 of the configuration and of every weights file of a model folder."""
     files = sorted({file for pattern in _BASE_FILES for file in folder.glob(pattern) if file.is_file()})
-    return {file.name: _sha256(file) for file in files}
+    return {file.name: _sha256(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def _sha256(file: Path) -> str:
+@cache
+def _sha256(file: Path, size: int, modified_ns: int) -> str:
+    """Read once a process while size and time of change stay: every arm of a trial asks."""
     with open(file, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

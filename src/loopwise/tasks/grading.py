@@ -22,7 +22,6 @@ RULES = {
     "math-verify": "math-verify compared the two expressions",
     "killed": "math-verify did not come to an end, or the answer is too long to ask it; counted as wrong",
     "letter": "an option's letter was compared",
-    "letter, tied": "an option's letter was compared, and other options had the same logit",
 }
 """Every rule a grade can name."""
 
