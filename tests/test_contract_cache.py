@@ -26,7 +26,7 @@ from looped import (
 )
 from loopwise.loops import call_sites, parse_loops
 from loopwise.models import ModelError, dynamic_cache, insert, remove, static_cache, surgery
-from tiny import FAMILIES, HYBRIDS, tokens
+from tiny import FAMILIES, HYBRIDS, tiny_model, tokens
 
 LOOPS = (EVERYTHING, "0:5 x2 + 2:4 x3 in pass 2 + 5.mlp x3 damped beta=0.1", "0:2 x3 damped beta=0.5 + 3:6 x2")
 ROWS = [tokens(1, length, seed=length)[0] for length in (13, 9, 2)]
@@ -200,6 +200,16 @@ def test_a_cache_filled_by_the_plain_model_is_refused(family: str, kind: str, lo
     with pytest.raises(ModelError, match=r"filled by the plain model.*start a new one$") as refusal:
         model(ids[:, :1], cache=cache)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_plain_cache_is_refused_where_all_that_tells_is_a_recurrent_state() -> None:
+    model = tiny_model("qwen3_5", layer_types=["full_attention"] * 3 + ["linear_attention"] * 3)
+    cache = dynamic_cache(model)
+    logits(model, tokens(1, 5), cache=cache)
+    for loops in ("3:5 x2", "5.mlp x2"):
+        insert(remove(model), loops)
+        with pytest.raises(ModelError, match="filled by the plain model"):
+            model(tokens(1, 1), cache=cache)
 
 
 def test_a_plain_cache_without_config_is_refused() -> None:

@@ -12,7 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from looped import EVERYTHING, TOLERANCE, every_family, logits, looped_model, plain_model
 from loopwise.models import ModelError, decoder_layers, dynamic_cache, insert, loops_of, remove
-from tiny import tokens
+from reference import FORMULAS, Halves
+from tiny import tiny_model, tokens
 from unrolled import unrolled_model
 
 LOOPS = (
@@ -79,12 +80,41 @@ def test_a_shared_weights_gradient_is_the_sum_over_its_passes(family: str) -> No
         assert (gradient - total).abs().max() <= 1e-5 * max(1.0, total.abs().max().item()), name
 
 
+@every_family
+@pytest.mark.parametrize(
+    "loops",
+    [
+        "1:4 x3 damped beta=0.25",
+        "2:5.mlp x3 damped beta=0.5",
+        "1:4 x2 damped beta=0.25 + 2.mlp x3 damped beta=0.5 in pass 2",
+        "0:4 x2 + 0.mlp x3 in pass 1",
+    ],
+)
+def test_gradients_are_those_of_the_formula(family: str, loops: str) -> None:
+    """Autograd through the formula written out by hand, for every weight."""
+    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    plain, model = plain_model(family), looped_model(family, loops)
+    halves = Halves(family, plain, ids, mask)
+    halves.logits(FORMULAS[loops](halves, halves.entry)).square().mean().backward()
+    model(ids, attention_mask=mask, use_cache=False).logits.square().mean().backward()
+    theirs = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    assert_equal_gradients({name: parameter.grad for name, parameter in model.named_parameters()}, theirs, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt2"])
+@pytest.mark.parametrize("loops", ["2.mlp x3", "2.mlp x3 damped beta=0.5"])
+def test_every_run_of_an_mlp_half_goes_through_its_dropout(family: str, loops: str) -> None:
+    """With everything dropped, no half adds anything, however often it runs."""
+    others = dict(embd_pdrop=0.0, attn_pdrop=0.0) if family == "gpt2" else {}
+    model, ids = tiny_model(family, resid_pdrop=1.0, **others).train(), tokens(2, 10)
+    before = logits(model, ids)
+    assert torch.equal(logits(insert(model, loops), ids), before)
+
+
 @pytest.mark.parametrize("family", ["phi3", "gpt2"])
 def test_checkpointing_repeats_the_dropout_of_each_pass(family: str) -> None:
     ids = tokens(2, 10)
     changes = dict(resid_pdrop=0.3) if family == "phi3" else dict(resid_pdrop=0.3, attn_pdrop=0.1)
-    from tiny import tiny_model
-
     for loops in ("1:4 x2 damped beta=0.25", "1:3.mlp x3 damped beta=0.5"):
         model = insert(tiny_model(family, **changes), loops)
         torch.manual_seed(3)

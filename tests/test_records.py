@@ -120,5 +120,5 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path, HEADER) as writer:
         writer.append([record(0)])
     (tmp_path / "header.json").write_text("{")
-    with pytest.raises(RecordsError, match="the header is damaged"):
+    with pytest.raises(RecordsError, match=r"header.json is damaged"):
         read_run(tmp_path)

@@ -139,18 +139,23 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     file = path / "records.jsonl" if path.is_dir() else path
     header_file = file.parent / "header.json"
-    header = _read_header(header_file) if file.name == "records.jsonl" and header_file.exists() else {}
+    header = read_json(header_file) if file.name == "records.jsonl" and header_file.exists() else {}
     return Run(header, read_records(file), str(path))
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that this project wrote.
+
+    Raises:
+        RecordsError: the file is damaged.
+    """
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise RecordsError(f"{path}: the header is damaged; repeat the run into a new folder") from None
-    if not isinstance(header, dict):
-        raise RecordsError(f"{path}: the header is not a JSON object; repeat the run into a new folder")
-    return header
+        value = None
+    if not isinstance(value, dict):
+        raise RecordsError(f"{path} is damaged: put back a copy, or repeat what wrote it into a new folder")
+    return value
 
 
 class RunWriter:
@@ -173,7 +178,7 @@ class RunWriter:
         header = json.loads(json.dumps(header))
         header_file = self.folder / "header.json"
         if header_file.exists():
-            self._check_same(_read_header(header_file), header)
+            self._check_same(read_json(header_file), header)
         else:
             write_json(header_file, header)
         self.header = header

@@ -9,9 +9,8 @@ from ..data import balanced_mixture, named_documents, standard_documents
 from ..models import EMBEDDED, load
 from ..placement import PlacementScores, damped_grid, score_placements
 from ..protocol import Verdict
-from ..records import write_json
+from ..records import read_json, write_json
 from ..tasks import worked_text
-from .judging import read_json
 from .trial import Progress, TrialSettings, trial
 
 BUDGETS_TOKENS = (32, 64, 128)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from ..protocol import LargerModel, TrialError, Verdict, judge, plan_from_json, verdict_to_json
-from ..records import Run, read_run, write_json
+from ..records import Run, read_json, read_run, write_json
 from ..report import render
 
 
@@ -40,18 +38,3 @@ def judge_trial(folder: str | Path) -> Verdict:
         noise_floor=read_json(noise_file) if noise_file.exists() else None,
     )
     return verdict
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        TrialError: a damaged file.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise TrialError(f"{path} is damaged; put back a copy, or repeat the trial into a new folder") from None
-    if not isinstance(value, dict):
-        raise TrialError(f"{path} is not a JSON object; put back a copy, or repeat the trial into a new folder")
-    return value

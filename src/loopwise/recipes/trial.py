@@ -24,9 +24,9 @@ from ..protocol import (
     make_plan,
     plan_to_json,
 )
-from ..records import Run, read_run, write_json
+from ..records import Run, read_json, read_run, write_json
 from ..tasks import Task, task_named
-from .judging import judge_trial, read_json
+from .judging import judge_trial
 
 Progress = Callable[[str, float, float], None]
 """Called with what is being done, the work done and all the work."""
@@ -251,12 +251,15 @@ class _Runner:
         """The check of this arm's model on this task's prompts: once for all its rules and budgets."""
         key = (arm.looped, task.name)
         if key not in self.parities:
+            label = f"checking the {'looped model' if arm.looped else 'twin'}'s cached decoding on {task.name}"
             if self.progress:
-                self.progress(f"checking the {'looped model' if arm.looped else 'twin'}'s cached decoding", 0.0, 1.0)
+                self.progress(label, 0.0, 1.0)
             model, tokenizer = self.pair.ready(looped=arm.looped)
             chat = read_chat(model, tokenizer)
             items = task.load(self.settings.data, self.plan.limit)
             self.parities[key] = check_parity(model, [chat.encode(item.prompt, thinking=self.settings.thinking) for item in items])
+            if self.progress:
+                self.progress(label, 1.0, 1.0)
         return self.parities[key]
 
     def report(self, share: float, part: float) -> None:
