@@ -88,6 +88,7 @@ def test_insert_show_and_generate_agree_on_the_loop(base: Path, tmp_path: Path, 
         (["show", "BASE", "--nope"], "--nope"),
         (["show", "BASE/none/at/all"], "no such file or folder"),
         (["insert", "BASE", "--loops", "1:2 x0", "--out", "OUT"], "has 0 passes"),
+        (["show", "BASE", "--loops", "0:3 x30000000"], "at most 1000"),
         (["insert", "BASE", "--loops", "1:2 x2", "--out", "BASE"], "is not empty"),
         (["generate", "BASE", "w5", "--budget", "0"], "budget_tokens is 0"),
         (["generate", "BASE", "w5", "--budget", "a"], "--budget"),
@@ -104,6 +105,8 @@ def test_insert_show_and_generate_agree_on_the_loop(base: Path, tmp_path: Path, 
         (["judge", "--looped", "OUT/a.jsonl"], "twin"),
         (["report", "BASE"], "holds no plan.json"),
         (["show", "BASE", "--config", "OUT/none.json"], "cannot be read"),
+        (["show", "--config=OUT/none.json"], "cannot be read"),
+        (["generate", "BASE", "w5", "--device", "cuda:99"], "device"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -142,6 +145,13 @@ def test_judge_names_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFix
     assert "line 3: field 'correct' is missing" in fail(capsys, "judge", "--looped", looped, "--twin", twin)
     twin.write_text(twin.read_text()[:-30])
     assert "line 3: not a JSON object" in fail(capsys, "judge", "--looped", looped, "--twin", twin)
+
+
+@pytest.mark.parametrize("config", [5, {"budget": "x"}, {"model": 5, "prompt": []}, {"nothing": 1}, ["a"]])
+def test_a_saved_configuration_is_checked_like_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: object) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"command": "generate", "config": config}))
+    fail(capsys, "generate", "--config", file)
 
 
 @pytest.mark.slow

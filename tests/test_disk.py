@@ -121,7 +121,7 @@ def test_missing_and_added_weights_are_refused(looped: Path) -> None:
             '{"format": "loopwise-loop/1", "loops": "4:9 x2", "num_layers": 6, "base": "b", "base_files": {}}',
             "out of range: the model has 6",
         ),
-        ('{"format": "loopwise-loop/1", "loops": 7, "num_layers": 6, "base": "b", "base_files": {}}', "the sidecar is damaged"),
+        ('{"format": "loopwise-loop/1", "loops": 7, "num_layers": 6, "base": "b", "base_files": {}}', "loops are 7"),
     ],
 )
 def test_a_damaged_sidecar_is_refused_in_one_line(looped: Path, content: str, message: str) -> None:
@@ -187,3 +187,39 @@ def test_the_models_hash_follows_its_weights_and_not_its_loops(base: Path, loope
     assert model_hash(model) != before and source_of(model).weights == "changed in memory"
     one, other = tiny_model("llama"), tiny_model("llama", seed=1)
     assert model_hash(one) == model_hash(tiny_model("llama")) != model_hash(other)
+
+
+def test_weights_that_do_not_fit_their_config_are_refused(base: Path) -> None:
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
+    with pytest.raises(loopwise.ModelError, match=r"its weights lack model.layers.6"):
+        loopwise.load(base)
+    (base / "config.json").write_text(json.dumps(config))
+    file = base / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(loopwise.ModelError, match="does not load"):
+        loopwise.load(base)
+
+
+def test_a_tied_head_is_not_a_missing_weight(tmp_path: Path) -> None:
+    tiny_model("gemma3").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loopwise.load(tmp_path)
+
+
+def test_saving_a_plain_model_takes_the_old_sidecar_away(base: Path) -> None:
+    model, tokenizer = loopwise.load(base, loops="1:3 x2")
+    loopwise.save(model, tokenizer, base.parent / "saved")
+    loopwise.save(loopwise.remove(model), tokenizer, base.parent / "saved")
+    assert loopwise.loops_of(loopwise.load(base.parent / "saved").model) == ()
+
+
+def test_a_damaged_sidecar_can_be_set_aside(looped: Path) -> None:
+    (looped / SIDECAR).write_text("{")
+    assert loopwise.loops_of(loopwise.load(looped, loops="none").model) == ()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(base: Path) -> None:
+    with pytest.raises(loopwise.ModelError, match="no CUDA device"):
+        loopwise.load(base, device="cuda")

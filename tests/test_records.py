@@ -83,7 +83,14 @@ def test_a_full_disk_is_an_error_that_says_what_is_safe(tmp_path: Path) -> None:
         ("{", "not a JSON object"),
         ("[1]", "not a JSON object but list"),
         ('{"task": "t", "item": "i", "seed": 0, "sample": 0}', "field 'correct' is missing"),
-        ('{"task": "t", "item": "i", "seed": null, "sample": 0, "correct": 1}', "field 'seed' is missing"),
+        ('{"task": "t", "item": "i", "seed": null, "sample": 0, "correct": 1}', "field 'seed' is null"),
+        ('{"task": "t", "item": {}, "seed": 0, "sample": 0, "correct": 1}', "item is {}"),
+        ('{"task": "t", "item": "i", "seed": 0, "sample": 0, "correct": 1, "flops": 1e308}', "flops is 1e+308"),
+        ('{"task": "t", "item": "i", "seed": 0, "sample": 0, "correct": 1, "finished": 5}', "finished is 5"),
+        ('{"task": "t", "item": "i", "seed": 0, "sample": 0, "correct": 1, "finished": "no"}', "finished is 'no'"),
+        ('{"task": "t", "item": "i", "seed": 0, "sample": 0, "correct": 1, "finished": {}}', "finished is {}"),
+        ('{"seed": ' + "9" * 5000 + "}", "not a JSON object"),
+        ("[" * 100000, "not a JSON object"),
         ('{"task": "t", "item": "i", "seed": "a", "sample": 0, "correct": 1}', "seed is 'a'"),
         ('{"task": "t", "item": "i", "seed": 0, "sample": true, "correct": 1}', "sample is True"),
         ('{"task": "t", "item": "i", "seed": 0, "sample": 0, "correct": 0.5}', "correct is 0.5"),
@@ -122,3 +129,27 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "header.json").write_text("{")
     with pytest.raises(RecordsError, match=r"header.json is damaged"):
         read_run(tmp_path)
+
+
+def test_one_process_writes_a_run(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, HEADER) as writer:
+        with pytest.raises(RecordsError, match="another process is writing this run"):
+            RunWriter(tmp_path, HEADER)
+        writer.append([record(0)])
+    with RunWriter(tmp_path, HEADER) as writer:
+        assert len(writer.done) == 1
+
+
+def test_a_run_with_a_record_twice_is_not_gone_on_with(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, HEADER) as writer:
+        writer.append([record(0)])
+    file = tmp_path / "records.jsonl"
+    file.write_text(file.read_text() * 2)
+    with pytest.raises(RecordsError, match="is there twice"):
+        RunWriter(tmp_path, HEADER)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + record(0).to_json().encode() + b"\r\n" + record(1, finished=1).to_json().encode() + b"\r\n")
+    assert [one.finished for one in read_records(file)] == [None, True]

@@ -8,6 +8,7 @@ folder, drops the cut tail of a killed write.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -67,6 +68,8 @@ class Record:
         return json.dumps({k: v for k, v in known.items() if v is not None} | self.extra, ensure_ascii=False)
 
 
+_LARGEST = 1e30
+"""More tokens, FLOPs or seconds than any answer takes; sums of such numbers stay finite."""
 _NAMES = frozenset(f.name for f in fields(Record)) - {"extra"}
 
 
@@ -88,7 +91,7 @@ def parse_record(line: str, where: str) -> Record:
     """
     try:
         values = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise RecordsError(
             f"{where}: not a JSON object ({line[:40]!r}...): the file is damaged or was cut; resume or repeat its run"
         ) from None
@@ -96,7 +99,11 @@ def parse_record(line: str, where: str) -> Record:
         raise RecordsError(f"{where}: not a JSON object but {type(values).__name__}; one record a line")
     for name in REQUIRED_FIELDS:
         if values.get(name) is None:
-            raise RecordsError(f"{where}: field {name!r} is missing; a record needs {', '.join(REQUIRED_FIELDS)}")
+            fault = "is null" if name in values else "is missing"
+            raise RecordsError(f"{where}: field {name!r} {fault}; a record needs {', '.join(REQUIRED_FIELDS)}")
+    for name in ("task", "item"):
+        if not isinstance(values[name], str | int | float):
+            raise RecordsError(f"{where}: {name} is {str(values[name])[:40]}; give a text")
     for name in ("seed", "sample"):
         if not isinstance(values[name], int) or isinstance(values[name], bool):
             raise RecordsError(f"{where}: {name} is {values[name]!r}; give a whole number")
@@ -104,10 +111,13 @@ def parse_record(line: str, where: str) -> Record:
         raise RecordsError(f"{where}: correct is {values['correct']!r}; give true or false")
     for name in ("generated_tokens", "prompt_tokens", "forced_tokens", "flops", "seconds"):
         value = values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
-            raise RecordsError(f"{where}: {name} is {value!r}; give a number of at least 0")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST):
+            raise RecordsError(f"{where}: {name} is {repr(value)[:40]}; give a number from 0 to {_LARGEST:g}")
+    if values.get("finished") not in (None, 0, 1):
+        raise RecordsError(f"{where}: finished is {values['finished']!r}; give true or false")
     known = {k: v for k, v in values.items() if k in _NAMES}
     known |= {"task": str(values["task"]), "item": str(values["item"]), "correct": bool(values["correct"])}
+    known |= {} if values.get("finished") is None else {"finished": bool(values["finished"])}
     return Record(**known, extra={k: v for k, v in values.items() if k not in _NAMES})
 
 
@@ -118,7 +128,7 @@ def read_records(path: Path) -> tuple[Record, ...]:
         RecordsError: no such file, an empty file, or the first damaged line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors put a byte-order mark in front
     except FileNotFoundError:
         raise RecordsError(f"{path}: no such file") from None
     except UnicodeDecodeError:
@@ -183,9 +193,29 @@ class RunWriter:
             write_json(header_file, header)
         self.header = header
         self.file = self.folder / "records.jsonl"
-        self.done = self._repair()
-        self._keys = {record.key for record in self.done}
         self._handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self._lock()
+            self.done = self._repair()
+            self._keys = self._check_unique()
+        except RecordsError:
+            os.close(self._handle)
+            raise
+
+    def _lock(self) -> None:
+        """One writer a run; the lock goes with the process, however that ends."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordsError(f"{self.folder}: another process is writing this run; wait for it, or give another --out") from None
+
+    def _check_unique(self) -> set[tuple[str, str, int, int]]:
+        keys: set[tuple[str, str, int, int]] = set()
+        for record in self.done:
+            if record.key in keys:
+                raise RecordsError(f"{self.file}: record {record.key} is there twice; keep one of the lines, or repeat the run")
+            keys.add(record.key)
+        return keys
 
     def _check_same(self, there: dict[str, Any], ours: dict[str, Any]) -> None:
         for name in sorted(there.keys() | ours.keys()):

@@ -72,7 +72,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(command: type[Any], name: str, args: list[str]) -> Any:
     import tyro
 
-    default, args = _config(command, name, args)
+    file, args = _take_config(name, args)
+    default = tyro.MISSING_NONPROP if file is None else _tyro(command, name, _saved_args(command, name, file), tyro.MISSING_NONPROP)
+    return _tyro(command, name, args, default)
+
+
+def _tyro(command: type[Any], name: str, args: list[str], default: Any) -> Any:
+    """The options as a value; tyro's boxed message becomes one line."""
+    import tyro
+
     boxed = io.StringIO()
     try:
         with contextlib.redirect_stderr(boxed):
@@ -80,7 +88,7 @@ def _parse(command: type[Any], name: str, args: list[str]) -> Any:
                 command,
                 prog=f"loopwise {name}",
                 args=args,
-                default=default if default is not None else tyro.MISSING_NONPROP,
+                default=default,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
             )
     except SystemExit as stop:
@@ -89,25 +97,38 @@ def _parse(command: type[Any], name: str, args: list[str]) -> Any:
         _fail(f"loopwise {name}: {_unboxed(boxed.getvalue())}; see loopwise {name} --help", status=2)
 
 
-def _config(command: type[Any], name: str, args: list[str]) -> tuple[Any, list[str]]:
-    """The defaults that ``--config FILE`` gives, and the other arguments."""
-    if "--config" not in args:
-        return None, args
-    at = args.index("--config")
-    if at + 1 == len(args):
-        _fail(f"loopwise {name}: --config needs a file, e.g. the config.json that a run saves", status=2)
-    file = Path(args[at + 1])
+def _take_config(name: str, args: list[str]) -> tuple[Path | None, list[str]]:
+    """The file that ``--config`` names, and the other arguments."""
+    for at, arg in enumerate(args):
+        if arg.startswith("--config="):
+            return Path(arg.partition("=")[2]), args[:at] + args[at + 1 :]
+        if arg == "--config":
+            if at + 1 == len(args):
+                _fail(f"loopwise {name}: --config needs a file, e.g. the config.json that a run saves", status=2)
+            return Path(args[at + 1]), args[:at] + args[at + 2 :]
+    return None, args
+
+
+def _saved_args(command: type[Any], name: str, file: Path) -> list[str]:
+    """A saved configuration as the arguments it came from, so that it is checked as they are."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
-        if saved["command"] != name:
-            _fail(f"loopwise {name}: {file} was saved by loopwise {saved['command']}", status=2)
-        values: dict[str, Any] = {}
-        for key, value in saved["config"].items():
-            is_path = key in ("out", "data") and value is not None
-            values[key] = Path(value) if is_path else tuple(value) if isinstance(value, list) else value
-        return command(**values), args[:at] + args[at + 2 :]
+        found, config = saved["command"], dict(saved["config"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
+    if found != name:
+        _fail(f"loopwise {name}: {file} was saved by loopwise {found}", status=2)
+    positional = [] if "model" not in config else [str(config.pop("model"))]
+    args: list[str] = []
+    for key, value in config.items():
+        flag = f"--{key.replace('_', '-')}"
+        if isinstance(value, list):
+            args += [flag, *map(str, value)]
+        elif value is True:
+            args.append(flag)
+        elif value not in (None, False):
+            args += [flag, str(value)]
+    return positional + args
 
 
 def _overview() -> str:

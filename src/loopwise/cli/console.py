@@ -34,7 +34,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
 
 
 def save_config(folder: Path, command: str, options: Any) -> None:
-    """Keep a command's resolved options beside what it makes; ``--config`` reads them back."""
+    """Keep a command's resolved options beside what it makes, once; ``--config`` reads them back."""
+    if (folder / "config.json").exists():
+        return
     config = json.loads(json.dumps(asdict(options), default=str))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)

@@ -97,9 +97,10 @@ def _text(found: dict[str, Any], loops: tuple[Loop, ...]) -> str:
     for loop in loops:
         layers = f"layer {loop.start}" if loop.stop == loop.start + 1 else f"layers {loop.start} to {loop.stop - 1}"
         what = "the MLP half of " if loop.part == "mlp" else ""
+        passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
         how = "repeated" if loop.operator == "repeat" else f"damped, beta {loop.beta:g}"
         where = f", only in pass {loop.in_pass} of the loop around it" if loop.in_pass else ""
-        lines.append(f"  {format_loop(loop)}: {what}{layers}, {loop.passes} passes, {how}{where}")
+        lines.append(f"  {format_loop(loop)}: {what}{layers}, {passes}, {how}{where}")
     lines += [
         f"  layer passes    {found['num_layers']} -> {found['layer_passes']:.4g} ({found['layer_pass_ratio']:.3f}x)",
         f"  FLOPs per token {found['flops_per_token']:.4g} ({found['flops_ratio']:.3f}x, head included)",

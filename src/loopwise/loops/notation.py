@@ -28,6 +28,8 @@ def parse_loops(text: str, num_layers: int | None = None) -> tuple[Loop, ...]:
     Raises:
         LoopError: with the term, the fault and the model's layer count in one line.
     """
+    if not isinstance(text, str):
+        raise LoopError(f"loops are {text!r}; give text, e.g. {_EXAMPLE}")
     text = text.strip().lower().replace("×", "x")
     if text in ("", "none"):
         return ()

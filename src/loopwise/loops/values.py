@@ -10,6 +10,10 @@ Operator = Literal["repeat", "damped"]
 Part = Literal["layer", "mlp"]
 
 
+MOST_PASSES = 1000
+"""Every pass is a list of call sites; a slip of the finger must not fill the memory with them."""
+
+
 class LoopError(ValueError):
     """A loop that cannot be: the message names the span, the value and the remedy in one line."""
 
@@ -51,6 +55,8 @@ class Loop:
             raise LoopError(f"loop {self.span} is empty: half-open spans end one past the last layer, write {self.start}:{self.start + 1}")
         if self.passes < 1:
             raise LoopError(f"loop {self.span} has {self.passes} passes: at least 1 (the plain model)")
+        if self.passes > MOST_PASSES:
+            raise LoopError(f"loop {self.span} has {self.passes} passes: at most {MOST_PASSES}")
         if self.operator not in ("repeat", "damped"):
             raise LoopError(f"loop {self.span}: unknown operator {self.operator!r}; use repeat or damped")
         if self.part not in ("layer", "mlp"):

@@ -6,14 +6,15 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..loops import Loop, check_loops, parse_loops
 from .families import ModelError, decoder_layers
-from .sidecar import check_base, copy_with_loops, hash_files, read_sidecar, write_sidecar
+from .sidecar import SIDECAR, check_base, copy_with_loops, hash_files, read_sidecar, write_sidecar
 from .surgery import insert, loops_of
 
 EMBEDDED = "smollm2"
@@ -59,18 +60,30 @@ def load(
         ModelError: an unknown model, a damaged sidecar, a base changed since its loop was put in, an unknown family.
         LoopError: loops that the model cannot have.
     """
+    _check_device(device)
     source = resolve(name)
-    sidecar = read_sidecar(source.folder)
-    if sidecar is not None:
+    if loops is None and (sidecar := read_sidecar(source.folder)):
         check_base(source.folder, sidecar)
     chosen = resolve_loops(source, loops)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=_dtype(dtype), use_safetensors=True, trust_remote_code=False, local_files_only=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            dtype=_dtype(dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source.name!r} does not load: {_one_line(error)}") from None
+    model: PreTrainedModel
+    model, info = loaded
+    # transformers fills what it does not find with random numbers, and only warns.
+    if unset := sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}):
+        raise ModelError(
+            f"model {source.name!r}: its weights lack {unset[0]} ({len(unset)} tensors in all); they do not fit its config.json"
+        )
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
     model.eval()
     model.loopwise_source = (source, _changes(model))  # type: ignore[assignment]  # an attribute of ours, no module
@@ -139,6 +152,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fold
         source = source_of(model)
         name = source.name if source else type(model).__name__
         write_sidecar(folder, loops=loops, num_layers=len(decoder_layers(model)), base=name)
+    else:
+        (folder / SIDECAR).unlink(missing_ok=True)  # of a loop that is no more
 
 
 def insert_on_disk(name: str | Path, loops: str | Iterable[Loop], out: str | Path) -> tuple[Loop, ...]:
@@ -188,6 +203,15 @@ def _num_layers(source: Source) -> int:
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {source.name!r}: its config.json is not one that transformers knows ({_one_line(error)})") from None
     return int(config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ModelError(f"device {device!r} is unknown; use cpu, cuda, cuda:1, mps") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {str(device)!r}: this torch sees no CUDA device; use cpu")
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
