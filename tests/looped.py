@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from loopwise.loops import parse_loops
-from loopwise.models import dynamic_cache, insert, static_cache
+from loopwise.models import cache_argument, cache_of, dynamic_cache, insert, static_cache
 from tiny import FAMILIES, tiny_model
 
 NUM_LAYERS = 6
@@ -62,12 +62,17 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
+def with_cache(model: Any, cache: Any) -> dict[str, Any]:
+    """The argument that hands a model its cache, under the name that this version of transformers gives it."""
+    return {cache_argument(model): cache}
+
+
 @torch.no_grad()
-def logits(model: Any, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+def logits(model: Any, ids: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
     """Logits of one forward pass, without a cache unless one is given."""
     mask = torch.ones_like(ids) if mask is None else mask
-    options = {"use_cache": "cache" in options} | options
-    result: Tensor = model(ids, attention_mask=mask, position_ids=positions(mask), **options).logits
+    given = {} if cache is None else with_cache(model, cache)
+    result: Tensor = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=cache is not None, **given).logits
     return result
 
 
@@ -83,8 +88,8 @@ def greedy_cached(model: Any, ids: Tensor, mask: Tensor, new_tokens: int, cache:
     step = ids
     for _ in range(new_tokens):
         place = positions(mask)[:, mask.shape[1] - step.shape[1] :]
-        output = model(step, attention_mask=mask, position_ids=place, cache=cache, use_cache=True)
-        cache = output.cache
+        output = model(step, attention_mask=mask, position_ids=place, use_cache=True, **with_cache(model, cache))
+        cache = cache_of(output)
         scores.append(output.logits[:, -1])
         step = scores[-1].argmax(-1, keepdim=True)
         chosen.append(step)

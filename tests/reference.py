@@ -68,7 +68,7 @@ class Halves:
         if self.family == "gpt2":
             return layer.attn(layer.ln_1(x), attention_mask=args[1])[0] + x
         if self.family in ("qwen3_5", "qwen3_5_moe") and layer.block_type == "linear_attention":
-            return x + layer.linear_attn(hidden_states=layer.input_layernorm(x), cache=None, attention_mask=kwargs["attention_mask"])
+            return x + layer.linear_attn(hidden_states=layer.input_layernorm(x), attention_mask=kwargs["attention_mask"])
         if self.family in ("olmo2", "olmo3"):
             return x + layer.post_attention_layernorm(layer.self_attn(hidden_states=x, **kwargs)[0])
         mixed = layer.self_attn(hidden_states=layer.input_layernorm(x), **kwargs)[0]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from loop_sets import loop_sets
-from looped import TOLERANCE, assert_same_decoding, every_family, greedy_cached, logits, looped_model, padded, plain_model
+from looped import TOLERANCE, assert_same_decoding, every_family, greedy_cached, logits, looped_model, padded, plain_model, with_cache
 from loopwise.loops import Loop, call_sites, parse_loops
 from loopwise.models import decoder_layers, dynamic_cache, insert, loops_of, remove
 from reference import FORMULAS, Halves, recursive_logits, reference_logits
@@ -115,7 +115,7 @@ def test_any_loops_are_their_formula_and_decode_from_a_cache(family: str, drawn:
     cache = dynamic_cache(model)
     steps = [logits(model, ids[:, :7], cache=cache)]
     with torch.no_grad():
-        steps += [model(ids[:, place : place + 1], cache=cache, use_cache=True).logits for place in range(7, 10)]
+        steps += [model(ids[:, place : place + 1], use_cache=True, **with_cache(model, cache)).logits for place in range(7, 10)]
     assert (whole - torch.cat(steps, dim=1)).abs().max() <= TOLERANCE
     assert len(cache.layers) == sum(site.slot is not None for site in call_sites(drawn[0], 6))
 

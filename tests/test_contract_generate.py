@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from looped import EVERYTHING, every_family, greedy_cached, looped_model, padded, plain_model
+from looped import EVERYTHING, every_family, greedy_cached, looped_model, padded, plain_model, with_cache
+from loopwise.models import cache_of
 from tiny import tokens
 from unrolled import unrolled_model
 
@@ -65,6 +66,24 @@ def test_generate_goes_on_from_a_returned_cache() -> None:
     whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, **options).sequences
     first = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, **options)
     rest = model.generate(
-        first.sequences, attention_mask=torch.ones_like(first.sequences), max_new_tokens=4, cache=first.cache, **options
+        first.sequences, attention_mask=torch.ones_like(first.sequences), max_new_tokens=4, **with_cache(model, cache_of(first)), **options
     ).sequences
     assert torch.equal(rest, whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("way", ["assisted", "prompt lookup", "prefill in chunks", "inference mode"])
+def test_other_ways_to_the_greedy_answer_are_the_greedy_answer(family: str, way: str) -> None:
+    """Assisted decoding takes rejected tokens back out of every slot; the unlooped model drafts for the looped one."""
+    model, ids = looped_model(family, EVERYTHING), tokens(1, 12)
+    ids = torch.cat([ids, ids], dim=1)
+    greedy: dict[str, Any] = dict(attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
+    ways: dict[str, dict[str, Any]] = {
+        "assisted": dict(assistant_model=plain_model(family)),
+        "prompt lookup": dict(prompt_lookup_num_tokens=3),
+        "prefill in chunks": dict(prefill_chunk_size=5),
+        "inference mode": {},
+    }
+    expected = model.generate(ids, **greedy)
+    with torch.inference_mode(way == "inference mode"):
+        assert torch.equal(model.generate(ids, **greedy, **ways[way]), expected)

@@ -10,9 +10,19 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from looped import EVERYTHING, assert_same_decoding, every_family, greedy_cached, greedy_recomputed, logits, looped_model, plain_model
+from looped import (
+    EVERYTHING,
+    assert_same_decoding,
+    every_family,
+    greedy_cached,
+    greedy_recomputed,
+    logits,
+    looped_model,
+    plain_model,
+    with_cache,
+)
 from loopwise.loops import Loop, LoopError, parse_loops
-from loopwise.models import ModelError, cache_argument, decoder_layers, find_decoder, insert, loops_of, remove
+from loopwise.models import ModelError, decoder_layers, find_decoder, insert, loops_of, remove
 from tiny import FAMILIES, tiny_model, tokens
 
 SMALL: dict[str, Any] = dict(
@@ -304,9 +314,9 @@ def test_only_the_text_layers_of_a_vision_language_model_are_counted(build: Any)
         plain = model(ids, **options).logits
         looped = insert(model, "1:4 x2 damped beta=0.25 + 1.mlp x3 in pass 2")(ids, **options).logits
         cache = transformers.DynamicCache(config=model.config)
-        model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True, **{cache_argument(model): cache})
+        model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True, **with_cache(model, cache))
         steps = [
-            model(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], use_cache=True, **{cache_argument(model): cache}).logits
+            model(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], use_cache=True, **with_cache(model, cache)).logits
             for n in range(7, 10)
         ]
         assert (torch.cat(steps, dim=1) - looped[:, 7:]).abs().max() <= 1e-4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from looped import EVERYTHING, TOLERANCE, every_family, logits, looped_model, plain_model
+from looped import EVERYTHING, TOLERANCE, every_family, logits, looped_model, plain_model, with_cache
 from loopwise.models import ModelError, decoder_layers, dynamic_cache, insert, loops_of, remove
 from reference import FORMULAS, Halves
 from tiny import tiny_model, tokens
@@ -167,7 +167,7 @@ def test_the_training_loss_is_the_teacher_forced_loss_from_a_cache(family: str) 
     with torch.no_grad():
         for place in range(ids.shape[1] - 1):
             mask = torch.ones(2, place + 1, dtype=torch.long)
-            scores.append(model(ids[:, place : place + 1], attention_mask=mask, cache=cache, use_cache=True).logits[:, -1])
+            scores.append(model(ids[:, place : place + 1], attention_mask=mask, use_cache=True, **with_cache(model, cache)).logits[:, -1])
     cached = torch.nn.functional.cross_entropy(torch.stack(scores, dim=1).flatten(0, 1), ids[:, 1:].flatten()).item()
     assert abs(trained - cached) <= 1e-5
 

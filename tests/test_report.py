@@ -87,6 +87,11 @@ def test_tables_2_3_4_and_8_carry_the_verdicts_numbers(trained: Trained, written
     assert both is not None and any(row[0] == "macro" and row[2] == f"{both.num_answers:,}" for row in finished)
 
 
+def test_arms_that_read_differently_go_without_their_names(trained: Trained, written: ReportFiles) -> None:
+    settings = [row[0] for row in Page(written.html.read_text()).table("Setting") if len(row) > 1]
+    assert len(settings) > 10 and not any(arm.name in cell for arm in trained[0].arms for cell in settings)
+
+
 def test_what_ran_is_said(trained: Trained, written: ReportFiles) -> None:
     page = Page(written.html.read_text())
     assert page.table("Loop", "Order of execution")[1][:3] == ["8:14 x2", "0–7, 8–13, 8–13, 14–23", "24 → 30"]

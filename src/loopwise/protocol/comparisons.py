@@ -6,7 +6,8 @@ Accuracies and shares are percent (0 to 100), differences are points, looped min
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Literal, cast
 
 Measure = Literal["layer-passes", "flops", "seconds"]
 Side = Literal["looped", "twin", "unlooped", "larger"]
@@ -19,6 +20,11 @@ MARGIN_POINTS = 2.0
 
 class TrialError(ValueError):
     """Runs that cannot be compared or judged: one line with the first offender, its value and the remedy."""
+
+
+def number_within(value: object, least: float, most: float) -> bool:
+    """Whether a value is a number from ``least`` to ``most``: no truth value, no NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and least <= cast(float, value) <= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,7 @@ class ArmSummary:
     layer_pass_ratio: float | None
     """c = (N+m)/N; 1.0 for an unlooped arm."""
     rule: str | None
-    """``plain``, ``budget-forcing``, ``repetition-stop``, ``budget-forcing+repetition-stop``; None where unknown."""
+    """``plain``, ``budget-forcing``, ``repetition-stop``, ``budget-forcing+repetition-stop``, a foreign one's text; None: unknown."""
     budget_label: str
     """The token budget for tables: ``128``, or one per benchmark ``768/2048``, or ``-``."""
     budget_tokens: int | None

@@ -26,15 +26,18 @@ class Contrasts:
 
     def __init__(self, bootstrap: stats.Bootstrap) -> None:
         self.bootstrap = bootstrap
-        self._made: dict[tuple[str, str, bool], Contrast] = {}
+        self._made: dict[tuple[int, int, bool], Contrast] = {}
+        self._kept: list[Arm] = []
+        """The arms behind the keys: an id is one arm's only while that arm lives."""
 
     def of(self, looped: Arm, other: Arm, *, with_seeds: bool = False) -> Contrast:
         """The contrast of two arms, after the check that they cover the same items (a larger model may have other seeds)."""
-        key = (looped.name, other.name, with_seeds)
+        key = (id(looped), id(other), with_seeds)  # not by name: two arms may share one
         if not with_seeds and (*key[:2], True) in self._made:
             return self._made[*key[:2], True]
         if key not in self._made:
             check_items(looped, other, same_seeds=other.side != "larger")
+            self._kept += [looped, other]
             self._made[key] = contrast(looped, other, self.bootstrap, with_seeds=with_seeds)
         return self._made[key]
 
@@ -53,9 +56,9 @@ def contrast(looped: Arm, other: Arm, bootstrap: stats.Bootstrap, *, with_seeds:
     tasks = looped.tasks
     paired_seeds = all(looped.tables[task].seeds == other.tables[task].seeds for task in tasks)
     differences = [_differences(looped.tables[task], other.tables[task], paired_seeds) for task in tasks]
-    can_draw_seeds = paired_seeds and len({d.shape[0] for d in differences}) == 1 and differences[0].shape[0] > 1
+    can_draw_seeds = paired_seeds and _one_set_of_seeds(looped) and len(looped.seeds) > 1
     if bootstrap.resampling == "items and seeds" and not can_draw_seeds:
-        raise TrialError(f"{looped.name} against {other.name}: resampling seeds needs the same two or more seeds in both; use 'items'")
+        raise TrialError(f"{looped.name} against {other.name}: {_why_no_seeds(looped, other, paired_seeds)}; use 'items'")
     draws = stats.resample_means(differences, bootstrap)
     macro = draws.mean(axis=0)
     estimate = stats.estimate(stats.macro_mean(differences), macro)
@@ -92,13 +95,28 @@ def contrast(looped: Arm, other: Arm, bootstrap: stats.Bootstrap, *, with_seeds:
     )
 
 
+def _one_set_of_seeds(arm: Arm) -> bool:
+    """Whether all benchmarks have the same seeds."""
+    return len({table.seeds for table in arm.tables.values()}) == 1
+
+
+def _why_no_seeds(looped: Arm, other: Arm, paired_seeds: bool) -> str:
+    needs = "resampling seeds needs the same two or more seeds in both"
+    if paired_seeds and not _one_set_of_seeds(looped):
+        seeds = ", ".join(f"{task} has {'/'.join(map(str, looped.tables[task].seeds))}" for task in looped.tasks)
+        return f"{needs} and in every benchmark, but seeds differ between benchmarks ({seeds})"
+    if paired_seeds:
+        return f"{needs}, but there is only seed {looped.seeds[0]}"
+    return f"{needs}, but they have {'/'.join(map(str, looped.seeds))} and {'/'.join(map(str, other.seeds))}"
+
+
 def _differences(ours: TaskTable, theirs: TaskTable, paired_seeds: bool) -> Array:
     one, two = ours.accuracy(), theirs.accuracy()
     return one - two if paired_seeds else one.mean(axis=0, keepdims=True) - two.mean(axis=0, keepdims=True)
 
 
 def _seed_deltas(looped: Arm, differences: list[Array]) -> tuple[SeedPoints, ...]:
-    if len({d.shape[0] for d in differences}) > 1:
+    if not _one_set_of_seeds(looped):
         return ()
     return tuple(SeedPoints(seed=seed, points=100 * x) for seed, x in zip(looped.seeds, stats.per_seed(differences), strict=True))
 

@@ -8,6 +8,9 @@ from .arms import Arm
 from .gather import SAME_SIZE
 from .values import MEASURES, Measure
 
+COST_FIELDS: dict[Measure, str] = {"layer-passes": "generated_tokens", "flops": "flops", "seconds": "seconds"}
+"""The field of a record that each measure rests on."""
+
 
 def cost_per_answer(arm: Arm, measure: Measure) -> float | None:
     """Mean cost of one item in one seed; None where any record, or the loop's layer-pass ratio, is not known.
@@ -15,7 +18,7 @@ def cost_per_answer(arm: Arm, measure: Measure) -> float | None:
     ``layer-passes``: (N+m)/N times generated tokens (no-free-loop, section 3). ``flops``, ``seconds``: as recorded. Several
     sampled answers are averaged like their accuracy; a vote pays for all of its samples.
     """
-    name = {"layer-passes": "generated_tokens", "flops": "flops", "seconds": "seconds"}[measure]
+    name = COST_FIELDS[measure]
     arrays = [getattr(table, name) for table in arm.tables.values()]
     if any(array is None for array in arrays):
         return None
@@ -47,7 +50,7 @@ def known_measures(looped: Arm) -> tuple[Measure, ...]:
 
 def unknown_cost_reason(arm: Arm, measure: Measure) -> str:
     """What an arm's records lack for a measure."""
-    field = {"layer-passes": "generated_tokens", "flops": "flops", "seconds": "seconds"}[measure]
+    field = COST_FIELDS[measure]
     if any(getattr(table, field) is None for table in arm.tables.values()):
         return f"cost unknown: some of its records have no {field}"
     return "cost not comparable: layer passes of another model"

@@ -82,8 +82,18 @@ def find_pairs(looped: Sequence[Arm], twins: Sequence[Arm], choice: Choice) -> P
             continue
         check_twins(arm, twin)
         pairs.append((arm, twin))
+    if not any(choice.allows(arm) for arm, _ in pairs):
+        _name_difference(able, twins)
     deciding = _decide([pair for pair in pairs if choice.allows(pair[0])], choice, looped, twins)
     return Pairs(looped=deciding[0], twin=deciding[1], pairs=tuple(pairs), by=choice.by, excluded=tuple(excluded))
+
+
+def _name_difference(looped: Sequence[Arm], twins: Sequence[Arm]) -> None:
+    """Refuse by the first setting in which arms of one budget differ: plainer than a list of all arms."""
+    for arm in looped:
+        for twin in twins:
+            if arm.budgets_tokens == twin.budgets_tokens:
+                check_twins(arm, twin)
 
 
 def _twin_of(arm: Arm, twins: Sequence[Arm]) -> Arm | None:

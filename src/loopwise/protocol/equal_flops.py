@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from .. import stats
 from .arms import Arm
 from .contrast import Contrasts
-from .costs import cost_ratio, known_measures, unknown_cost_reason
+from .costs import COST_FIELDS, cost_per_answer, cost_ratio, known_measures, unknown_cost_reason
 from .decide import final_word, result_of, smallest_detectable_points
 from .deciding import Pairs
 from .equal_parameters import same_budget_rows
 from .values import ComparatorRow, Comparison, Measure, MeasureOutcome, RowRole, TestOutcome, TestResult
-from .words import equal_flops_statement
+from .words import equal_flops_statement, ratio_text
 
 _ROUNDING = 1e-9
 ONE_SIDED_LABEL = "unfair, diagnostic only: budget forcing for the unlooped model alone, against the plain looped one"
@@ -31,6 +31,8 @@ class FlopsTest:
     reason: str | None
     rows: tuple[ComparatorRow, ...]
     measure: Measure | None
+    uncosted: tuple[Arm, ...] = ()
+    """Arms under the loop's rule whose cost is not known under the measure; all less accurate than the comparator, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def equal_flops(
     best = None if measure is None else _best(looped, candidates, contrasts, measure)
     if measure is not None and best is None:
         reason = _no_comparator(looped, candidates, measure)
-    rows = _rows(pairs, candidates, contrasts, measure, best)
+    rows = _rows(pairs, candidates, contrasts, measure)
     if measure is None or best is None:
         return FlopsTest(outcome=None, reason=reason, rows=rows, measure=measure)
     found = contrasts.of(looped, best.arm, with_seeds=True)
@@ -120,10 +122,30 @@ def equal_flops(
             measure=measure,
         ),
     )
-    return FlopsTest(outcome=outcome, reason=None, rows=rows, measure=measure)
+    return FlopsTest(outcome=outcome, reason=None, rows=rows, measure=measure, uncosted=_uncosted(looped, candidates, measure))
+
+
+def _uncosted(looped: Arm, candidates: Sequence[Arm], measure: Measure) -> tuple[Arm, ...]:
+    """Unlooped arms under the loop's rule that nobody can show to be too dear: their records lack the measure."""
+    return tuple(
+        arm for arm in candidates if arm.side != "larger" and not _other_rule(looped, arm) and cost_per_answer(arm, measure) is None
+    )
+
+
+def _other_rule(looped: Arm, arm: Arm) -> bool:
+    return arm.rule != looped.rule and None not in (arm.rule, looped.rule)
 
 
 def _no_comparator(looped: Arm, candidates: Sequence[Arm], measure: Measure) -> str:
+    uncosted = _uncosted(looped, candidates, measure)
+    if uncosted:
+        arm = max(uncosted, key=lambda arm: arm.accuracy_percent())
+        cheap = any(eligibility(looped, one, measure)[0] for one in candidates)
+        rank = "is at least as accurate as every unlooped arm known to cost no more" if cheap else "may cost no more than the loop"
+        return (
+            f"{arm.name} ({arm.accuracy_percent():.1f} %) {rank}, but its own cost is not known ({measure}): "
+            f"give `{COST_FIELDS[measure]}` on all of its lines"
+        )
     if all(cost_ratio(arm, looped, measure) is None for arm in candidates):
         return f"no unlooped arm's cost can be set beside the loop's in {measure}: {unknown_cost_reason(candidates[0], measure)}"
     return f"no unlooped arm under the loop's decoding rule costs at most as much as {looped.name} ({measure})"
@@ -133,21 +155,29 @@ def eligibility(looped: Arm, arm: Arm, measure: Measure | None) -> tuple[bool, R
     """Whether an arm may be the comparator of a looped arm, the row it belongs in, and why."""
     ratio = None if measure is None else cost_ratio(arm, looped, measure)
     if arm.side == "larger":
-        return False, "larger model", "a larger model: shown, never deciding" + ("" if ratio is None else f" (costs {ratio:.2f}x the loop)")
-    if arm.rule != looped.rule and None not in (arm.rule, looped.rule):
+        return (
+            False,
+            "larger model",
+            "a larger model: shown, never deciding" + ("" if ratio is None else f" (costs {ratio_text(ratio)}x the loop)"),
+        )
+    if _other_rule(looped, arm):
         return False, "other rule", f"another decoding rule than the loop's {looped.rule}: listed, never deciding"
     if measure is None:
         return False, "candidate", "costs are not known"
     if ratio is None:
         return False, "candidate", unknown_cost_reason(arm, measure)
     if ratio > 1 + _ROUNDING:
-        return False, "costlier", f"costs {ratio:.2f}x the loop: shown, never deciding"
-    return True, "candidate", f"costs {ratio:.2f}x the loop"
+        return False, "costlier", f"costs {ratio_text(ratio)}x the loop: shown, never deciding"
+    return True, "candidate", f"costs {ratio_text(ratio)}x the loop"
 
 
 def _best(looped: Arm, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure) -> _Best | None:
+    """None where no arm is eligible, or where one of unknown cost is as accurate: which arm is the best cheaper one is not known then."""
     eligible = tuple(arm for arm in candidates if eligibility(looped, arm, measure)[0])
     if not eligible:
+        return None
+    most = max(arm.accuracy_percent() for arm in eligible)
+    if any(arm.accuracy_percent() >= most - _ROUNDING for arm in _uncosted(looped, candidates, measure)):
         return None
     p_value = max(contrasts.of(looped, arm).comparison.p_value for arm in eligible)
     return _Best(max(eligible, key=lambda arm: arm.accuracy_percent()), eligible, p_value)
@@ -182,9 +212,7 @@ def _by_measure(
     return tuple(outcomes)
 
 
-def _rows(
-    pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure | None, best: _Best | None
-) -> tuple[ComparatorRow, ...]:
+def _rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure | None) -> tuple[ComparatorRow, ...]:
     of_rule = replace(pairs, pairs=tuple(pair for pair in pairs.pairs if pair[0].rule == pairs.looped.rule))
     same_budget = tuple(
         replace(row, decides=False, reason=_same_budget_reason(row)) for row in same_budget_rows(of_rule, contrasts, measure)
@@ -199,7 +227,7 @@ def _rows(
 
 
 def _same_budget_reason(row: ComparatorRow) -> str:
-    return "the twin as it is" if row.cost_ratio is None else f"the twin as it is, at {row.cost_ratio:.2f}x the loop's cost"
+    return "the twin as it is" if row.cost_ratio is None else f"the twin as it is, at {ratio_text(row.cost_ratio)}x the loop's cost"
 
 
 def _best_cheaper_rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure) -> tuple[ComparatorRow, ...]:

@@ -2,13 +2,14 @@
 
 Own runs of one side belong to one arm when loops, decoding and budget agree; several models then are training seeds. Plain
 files of the looped side (or the twin's) are one arm unless their lines carry ``arm``, ``budget_tokens`` (or ``budget``), or a
-decoding rule's name in ``rule``; every unlooped file is an arm of its own unless its lines carry ``arm``.
+decoding rule (any text in ``decoding_rule``, or one of our rules' names in ``rule``, which grading rules share), or settings of
+the decoding; every unlooped file is an arm of its own unless its lines carry ``arm``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from typing import Any
 from ..records import Record, Run
 from .arms import Arm, TaskTable, build_table
 from .plan import RULES
-from .values import Side, TrialError
+from .values import Side, TrialError, number_within
 
 SAME_SIZE = 1.01
 """Models whose parameter counts differ by less than this factor are of one size."""
 _DECODING = ("temperature", "top_p", "top_k", "thinking")
+_FOREIGN_DECODING = (*_DECODING, "reserve_tokens")
+_LARGEST_BUDGET_TOKENS = 10**12
+
+_Settings = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,7 @@ class _Part:
     """What sets it apart besides rule and budget: an ``arm`` on foreign lines, an unlooped run's model or file."""
     rule: str | None
     budget_tokens: int | None
+    decoding: _Settings | None
     records: tuple[Record, ...]
 
     @property
@@ -41,9 +47,8 @@ class _Part:
         return {record.task for record in self.records}
 
     @property
-    def decoding(self) -> tuple[tuple[str, Any], ...] | None:
-        values = self.header.get("decoding")
-        return None if not isinstance(values, dict) else tuple((name, values[name]) for name in _DECODING if name in values)
+    def reserve_tokens(self) -> Any:
+        return self.header.get("reserve_tokens") if self.header else dict(self.decoding or ()).get("reserve_tokens")
 
     @property
     def loops(self) -> str:
@@ -74,6 +79,7 @@ def gather(runs: Sequence[Run], side: Side, cost_ratio: float | None = None) -> 
 def _parts(run: Run, side: Side) -> list[_Part]:
     header = run.header
     if header:
+        _check_header(header, run.source)
         looped = header.get("looped")
         if isinstance(looped, bool) and looped != (side == "looped"):
             raise TrialError(
@@ -82,28 +88,64 @@ def _parts(run: Run, side: Side) -> list[_Part]:
         label = str(header.get("arm") or header.get("model") or run.source) if side == "unlooped" else None
         budget = header.get("budget_tokens")
         rule = "plain" if header.get("rule") == "letters" else header.get("rule")  # scored without decoding
-        return [_part(run, side, label=label, rule=rule, budget_tokens=budget, records=run.records)]
-    split: dict[tuple[str | None, str | None, int | None], list[Record]] = defaultdict(list)
+        values = header.get("decoding")
+        decoding = tuple((name, values[name]) for name in _DECODING if name in values) if isinstance(values, dict) else None
+        return [_part(run, side, label=label, rule=rule, budget_tokens=budget, decoding=decoding, records=run.records)]
+    split: dict[_ForeignKey, list[Record]] = defaultdict(list)
     for record in run.records:
         split[_foreign_key(record, run.source, side)].append(record)
     return [
-        _part(run, side, label=label, rule=rule, budget_tokens=budget, records=tuple(of)) for (label, rule, budget), of in split.items()
+        _part(run, side, label=label, rule=rule, budget_tokens=budget, decoding=decoding, records=tuple(of))
+        for (label, rule, budget, decoding), of in split.items()
     ]
+
+
+def _check_header(header: Mapping[str, Any], source: str) -> None:
+    """Numbers that judging computes with."""
+    for name, least, most in (("layer_pass_ratio", 1, 1e30), ("num_parameters", 1, 1e30), ("budget_tokens", 1, _LARGEST_BUDGET_TOKENS)):
+        value = header.get(name)
+        if value is not None and not number_within(value, least, most):
+            raise TrialError(f"{source}: {name} in its header is {repr(value)[:40]}; give a number of at least {least}, or repeat the run")
 
 
 def _part(run: Run, side: Side, **more: Any) -> _Part:
     return _Part(side=side, header=run.header, source=run.source, **more)
 
 
-def _foreign_key(record: Record, source: str, side: Side) -> tuple[str | None, str | None, int | None]:
+_ForeignKey = tuple[str | None, str | None, int | None, _Settings | None]
+
+
+def _foreign_key(record: Record, source: str, side: Side) -> _ForeignKey:
     label = record.extra.get("arm")
     if label is None and side == "unlooped":
         label = source
-    rule = next((value for value in (record.extra.get("decoding_rule"), record.rule) if value in RULES), None)
     budget = record.extra.get("budget_tokens", record.extra.get("budget"))
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or budget != int(budget) or budget < 1):
-        raise TrialError(f"{source}: item {record.item!r} has the budget {budget!r}; give a whole number of tokens")
-    return (None if label is None else str(label), rule, None if budget is None else int(budget))
+    if budget is not None and (not number_within(budget, 1, _LARGEST_BUDGET_TOKENS) or budget != int(budget)):
+        raise TrialError(f"{source}: item {record.item!r} has the budget {repr(budget)[:40]}; give a whole number of tokens")
+    return (
+        None if label is None else str(label),
+        _foreign_rule(record, source),
+        None if budget is None else int(budget),
+        _foreign_decoding(record, source),
+    )
+
+
+def _foreign_rule(record: Record, source: str) -> str | None:
+    rule = record.extra.get("decoding_rule")
+    if rule is None:
+        return record.rule if record.rule in RULES else None
+    if not isinstance(rule, str) or not rule.strip():
+        raise TrialError(f"{source}: item {record.item!r} has the decoding_rule {repr(rule)[:40]}; give its name, or leave it out")
+    return rule
+
+
+def _foreign_decoding(record: Record, source: str) -> _Settings | None:
+    """The settings that a line gives; null is "not said"."""
+    settings = tuple((name, record.extra[name]) for name in _FOREIGN_DECODING if record.extra.get(name) is not None)
+    for name, value in settings:
+        if not isinstance(value, str | bool) and not number_within(value, -1e30, 1e30):
+            raise TrialError(f"{source}: item {record.item!r} has {name} {repr(value)[:40]}; give one plain value, or leave it out")
+    return settings or None
 
 
 def _budget_keys(parts: Sequence[_Part]) -> Callable[[_Part], int | None]:
@@ -163,7 +205,7 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
             records,
             f"{name} ({', '.join(dict.fromkeys(part.source for part in of_task))})",
             budget_tokens=of_task[0].budget_tokens,
-            reserve_tokens=header.get("reserve_tokens"),
+            reserve_tokens=of_task[0].reserve_tokens,
             version=None if version is None else str(version),
         )
     ratio = (first.header.get("layer_pass_ratio") or cost_ratio) if first.side == "looped" else 1.0
@@ -208,13 +250,18 @@ def _file_name(source: str) -> str:
     return path.parent.name if path.name == "records.jsonl" and path.parent.name else path.name.removesuffix(".jsonl").removesuffix(".json")
 
 
-def unique_names(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms with a number behind a name that is there before."""
-    seen: dict[str, int] = defaultdict(int)
+def unique_names(arms: Sequence[Arm], taken: Collection[str] = ()) -> tuple[Arm, ...]:
+    """The arms with a number behind a name that is there before, or ``taken``; no number makes a name that another arm was given."""
+    given = {arm.name for arm in arms}
+    used = set(taken)
     unique = []
     for arm in arms:
-        seen[arm.name] += 1
-        unique.append(arm if seen[arm.name] == 1 else replace(arm, name=f"{arm.name} ({seen[arm.name]})"))
+        name, number = arm.name, 1
+        while name in used or (number > 1 and name in given):
+            number += 1
+            name = f"{arm.name} ({number})"
+        used.add(name)
+        unique.append(arm if number == 1 else replace(arm, name=name))
     return tuple(unique)
 
 

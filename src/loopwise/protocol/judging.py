@@ -30,6 +30,7 @@ from .values import (
     ThresholdEffect,
     TrialError,
     Verdict,
+    number_within,
 )
 from .votes import vote_arms
 from .words import advice, sentence, subject
@@ -65,8 +66,9 @@ def compare(
         TrialError: items that are missing or there twice, or tasks, budgets, decoding or samples that differ; the first one is named.
         RecordsError: a path that cannot be read.
     """
-    arms = gather(_runs(looped), "looped"), gather(_runs(twin), "twin")
-    pairs = find_pairs(*arms, Choice.of(None, budget_tokens, rule))
+    ours, theirs = gather(_runs(looped), "looped"), gather(_runs(twin), "twin")
+    named = unique_names([*ours, *theirs])
+    pairs = find_pairs(named[: len(ours)], named[len(ours) :], Choice.of(None, budget_tokens, rule))
     return Contrasts(bootstrap or Bootstrap()).of(pairs.looped, pairs.twin, with_seeds=True).comparison
 
 
@@ -102,8 +104,10 @@ def judge(
         TrialError: as `compare`; an unlooped arm without the looped one's items; a planned arm without a run.
         RecordsError: a path that cannot be read.
     """
-    if cost_ratio is not None and not cost_ratio >= 1:
-        raise TrialError(f"the cost ratio is {cost_ratio}; a loop costs at least 1 (its layer passes over the plain model's)")
+    if cost_ratio is not None and not number_within(cost_ratio, 1, 1e30):
+        raise TrialError(
+            f"the cost ratio is {str(cost_ratio)[:40]}; give a finite number from 1 (the loop's layer passes over the plain model's)"
+        )
     if alpha is not None and not 0 < alpha < 1:
         raise TrialError(f"alpha is {alpha}; give a number between 0 and 1")
     if measure is not None and measure not in MEASURES:
@@ -140,7 +144,7 @@ def judge_arms(
     measure, _ = deciding_measure(pairs.looped, rules.measure)
     first = equal_parameters(pairs, contrasts, alpha=rules.alpha, measure=measure)
     others = mark_larger([*twins, *unlooped], pairs.looped.num_parameters)
-    candidates, partial = _candidates(pairs, others)
+    candidates, partial = _candidates(pairs, others, taken={arm.name for arm in named})
     second = equal_flops(pairs, candidates, contrasts, first=first.result, alpha=rules.alpha, measure=rules.measure)
     word = final_word(first.result, None if second.outcome is None else second.outcome.result)
     larger = rules.larger or _larger_model(pairs, candidates)
@@ -194,6 +198,7 @@ def judge_arms(
             training_free=free,
             threshold=threshold,
             unlooped=[*twins, *unlooped],
+            uncosted=second.uncosted,
             alpha=rules.alpha,
         ),
         arms=tuple(summarise_arm(arm, pairs.looped, pairs.twin) for arm in (*looped, *candidates)),
@@ -209,14 +214,17 @@ def _runs(runs: Sequence[RunLike] | RunLike) -> list[Run]:
     return [run if isinstance(run, Run) else read_run(run) for run in listed]
 
 
-def _candidates(pairs: Pairs, others: Sequence[Arm]) -> tuple[list[Arm], list[ExcludedArm]]:
+def _candidates(pairs: Pairs, others: Sequence[Arm], taken: set[str]) -> tuple[list[Arm], list[ExcludedArm]]:
     """Every unlooped arm with its votes; a twin's arm that ran on some benchmarks only is left out, an unlooped file's is refused later."""
-    candidates, partial = [], []
+    candidates: list[Arm] = []
+    partial: list[ExcludedArm] = []
     for arm in others:
         if arm.side == "twin" and arm.tasks != pairs.looped.tasks:
             partial.append(ExcludedArm(name=arm.name, reason=f"covers only {', '.join(arm.tasks)}"))
         else:
-            candidates += [arm, *vote_arms(arm)]
+            votes = unique_names(vote_arms(arm), taken)
+            taken = taken | {vote.name for vote in votes}
+            candidates += [arm, *votes]
     return candidates, partial
 
 

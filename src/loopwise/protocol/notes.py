@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .. import stats
 from .arms import Arm
+from .costs import COST_FIELDS
 from .decide import ITEMS_FOR_EQUIVALENCE
 from .deciding import Pairs
 from .values import Comparison, TestOutcome, ThresholdEffect, VerdictWord
@@ -23,6 +24,7 @@ def notes_of(
     training_free: bool,
     threshold: ThresholdEffect | None,
     unlooped: Sequence[Arm],
+    uncosted: Sequence[Arm],
     alpha: float,
 ) -> tuple[str, ...]:
     """One sentence each, the weightiest first."""
@@ -34,6 +36,7 @@ def notes_of(
         *_few_items(first, second, alpha),
         *([] if threshold is None else [threshold_note(threshold, first.delta_points)]),
         *_headers(pairs.looped, pairs.twin),
+        *_uncosted(second, uncosted),
         *_votes(unlooped),
     )
 
@@ -72,6 +75,14 @@ def _choice(pairs: Pairs, second: TestOutcome | None) -> Iterator[str]:
         yield (
             f"The comparator at equal FLOPs was chosen among {second.num_eligible} arms on the test items, which favours the unlooped "
             "side: its interval covers the truth less often than it says, always against the loop."
+        )
+
+
+def _uncosted(second: TestOutcome | None, arms: Sequence[Arm]) -> Iterator[str]:
+    if second is not None and second.measure is not None and arms:
+        yield (
+            f"No cost is known ({second.measure}: `{COST_FIELDS[second.measure]}`) for {listing([arm.name for arm in arms])}: "
+            "less accurate than the comparator at equal FLOPs, and not among the arms that it was chosen from."
         )
 
 

@@ -8,6 +8,8 @@ from .arms import Arm, TaskTable
 from .costs import same_size
 from .values import TrialError
 
+_JOINING = " (every unlooped file is an arm of its own: an equal `arm` field on the lines of several joins them, as one file would)"
+
 
 def check_items(looped: Arm, other: Arm, *, same_seeds: bool = True) -> None:
     """Refuse arms that do not cover the same benchmarks, items and (unless told otherwise) seeds.
@@ -20,6 +22,7 @@ def check_items(looped: Arm, other: Arm, *, same_seeds: bool = True) -> None:
             absent, present = (other, looped) if task in looped.tables else (looped, other)
             raise TrialError(
                 f"different tasks: {present.name} has {task}, {absent.name} has {', '.join(absent.tasks)}; compare the same benchmarks"
+                + (_JOINING if other.side == "unlooped" and not other.headers else "")
             )
         ours, theirs = looped.tables[task], other.tables[task]
         if same_seeds:

@@ -22,6 +22,7 @@ from .comparisons import (
     TaskComparison,
     TaskScore,
     TrialError,
+    number_within,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "TrialError",
     "Verdict",
     "VerdictWord",
+    "number_within",
 ]
 
 TestResult = Literal["gain", "loss", "equivalent", "not shown"]
@@ -95,7 +97,8 @@ class MeasureOutcome:
 
     measure: Measure
     comparator: str | None
-    """The most accurate eligible arm; None where no unlooped arm costs at most as much as the loop."""
+    """The most accurate eligible arm; None where no unlooped arm is known to cost at most as much as the loop, or where an arm of
+    unknown cost is at least as accurate."""
     num_eligible: int
     delta_points: float | None
     ci95: tuple[float, float] | None
@@ -155,6 +158,14 @@ class LargerModel:
     """On the trial's benchmarks, macro."""
     weight_bytes: float | None = None
     """Memory of its weights; None: two bytes a parameter."""
+
+    def __post_init__(self) -> None:
+        if not number_within(self.num_parameters, 1, 1e30):
+            raise TrialError(f"larger model {self.name}: it has {str(self.num_parameters)[:40]} parameters; give a number from 1")
+        if not number_within(self.accuracy_percent, 0, 100):
+            raise TrialError(f"larger model {self.name}: its accuracy is {str(self.accuracy_percent)[:40]}; give percent, from 0 to 100")
+        if self.weight_bytes is not None and not number_within(self.weight_bytes, 1, 1e30):
+            raise TrialError(f"larger model {self.name}: its weights are {str(self.weight_bytes)[:40]} bytes; give a number from 1")
 
     @property
     def memory_bytes(self) -> float:

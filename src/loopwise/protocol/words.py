@@ -26,6 +26,14 @@ def p_text(p: float) -> str:
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
 
 
+def ratio_text(ratio: float) -> str:
+    """A ratio with two decimals, or as many as tell it from 1: ``1.25``, ``1.00`` for 1, ``1.001``."""
+    decimals = 2
+    while abs(ratio - 1) > 1e-9 and decimals < 10 and float(f"{ratio:.{decimals}f}") == 1:
+        decimals += 1
+    return f"{ratio:.{decimals}f}"
+
+
 def count(number: float) -> str:
     """A number of parameters: ``134.5M``, ``8.2B``."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -47,7 +55,7 @@ def equal_flops_statement(
     comparison: Comparison, result: TestResult, *, p_value: float, p_loss: float, chosen: int, cost_ratio: float | None, measure: Measure
 ) -> str:
     """The second test in one sentence."""
-    cost = "" if cost_ratio is None else f" at {cost_ratio:.2f}x {_MEASURE_WORDS[measure]}"
+    cost = "" if cost_ratio is None else f" at {ratio_text(cost_ratio)}x {_MEASURE_WORDS[measure]}"
     who = f"the most accurate of {chosen} unlooped arms that cost no more ({comparison.other}{cost})"
     if chosen == 1:
         who = f"the one unlooped arm that costs no more ({comparison.other}{cost})"
@@ -142,7 +150,7 @@ def subject(loops: str, model: str | None, num_parameters: int | None, cost_rati
     """The loop in its model, for a sentence's beginning."""
     loop = "The loop" if loops in ("unknown", "none") else f"The loop {loops}"
     facts = [] if num_parameters is None else [f"{count(num_parameters)} parameters"]
-    facts += [] if cost_ratio is None else [f"{cost_ratio:.2f}x layer passes"]
+    facts += [] if cost_ratio is None else [f"{ratio_text(cost_ratio)}x layer passes"]
     return loop + (f" in {model}" if model else "") + (f" ({', '.join(facts)})" if facts else "")
 
 
@@ -150,7 +158,7 @@ def advice(
     word: VerdictWord, first: TestOutcome, *, cost_ratio: float | None, larger: LargerModel | None, num_parameters: int | None
 ) -> str:
     """The rule of section 4.5: a loop that pays is worth it only where parameters cannot grow."""
-    price = "more" if cost_ratio is None else f"{cost_ratio:.2f}x as much"
+    price = "more" if cost_ratio is None else f"{ratio_text(cost_ratio)}x as much"
     rule = {
         "pays": f"Worth it only where parameters cannot grow (memory, disk or training budget is fixed): a generated token costs {price}.",
         "does not pay": f"Leave the loop out: a generated token would cost {price} and buy nothing that the model without it cannot do.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..protocol import LargerModel, TrialError, Verdict, judge, plan_from_json, verdict_to_json
+from ..protocol.files import from_json
 from ..records import Run, read_json, read_run, write_json
 from ..report import render
 
@@ -26,7 +27,7 @@ def judge_trial(folder: str | Path) -> Verdict:
         run = read_run(header.parent)
         runs[bool(run.header.get("looped"))].append(run)
     larger_file = folder / "larger.json"
-    larger = LargerModel(**read_json(larger_file)) if larger_file.exists() else None
+    larger = from_json(LargerModel, read_json(larger_file), str(larger_file)) if larger_file.exists() else None
     verdict = judge(looped=runs[True], twin=runs[False], plan=plan, larger=larger)
     write_json(folder / "verdict.json", verdict_to_json(verdict))
     noise_file = folder / "noise_floor.json"

@@ -6,7 +6,7 @@ from ..protocol import ArmSummary, FinishedComparison, TaskComparison, TestOutco
 from ..protocol.values import Measure
 from .blocks import Cell, Row, Table, Tone, columns, row
 from .comparisons import equivalence_note, marks_note
-from .labels import Arms, budget_order, budget_words, equivalent_text, result_tone, setting, significance
+from .labels import Arms, budget_order, budget_words, equivalent_text, result_tone, significance
 from .numbers import MEASURE_NAMES, UNKNOWN, amount, cost, count, interval, p_number, percent, points, ratio, whole_percent
 
 _FORCED_NOTE = "Under budget forcing an answer counts as finished when it ends within the budget after its thinking was closed."
@@ -140,7 +140,7 @@ def _finished_row(
     )
 
 
-def settings_table(verdict: Verdict) -> Table:
+def settings_table(verdict: Verdict, arms: Arms) -> Table:
     """Table 4's form: every arm by budget, finish rates beside accuracies, and what it cost."""
     measure = verdict.deciding_measure
     budgets = sorted({(budget_order(arm), arm.budget_label) for arm in verdict.arms})
@@ -148,7 +148,7 @@ def settings_table(verdict: Verdict) -> Table:
     for _, label in budgets:
         rows.append(row(f"Budget {budget_words(label)}" if label != "-" else "Budget not known", tone="heading"))
         of_budget = [arm for arm in verdict.arms if arm.budget_label == label]
-        rows += [_setting_row(verdict, arm, measure) for arm in sorted(of_budget, key=_setting_order)]
+        rows += [_setting_row(verdict, arms, arm, measure) for arm in sorted(of_budget, key=_setting_order)]
     order = f" ({', '.join(verdict.tasks)}, in that order)" if len(verdict.tasks) > 1 else ""
     in_measure = "" if measure is None else f", in {MEASURE_NAMES[measure]}"
     return Table(
@@ -175,7 +175,7 @@ def _setting_order(arm: ArmSummary) -> tuple[int, int, str, int]:
     return (int(arm.votes is not None or arm.samples > 1), 0 if arm.rule == "plain" else 1, arm.rule or "", sides.index(arm.side))
 
 
-def _setting_row(verdict: Verdict, arm: ArmSummary, measure: Measure | None) -> Row:
+def _setting_row(verdict: Verdict, arms: Arms, arm: ArmSummary, measure: Measure | None) -> Row:
     spent = next((one for one in arm.costs if one.measure == measure), None)
     by_task = {score.task: score for score in arm.tasks}
     accuracies = [by_task[task].accuracy_percent if task in by_task else None for task in verdict.tasks]
@@ -183,7 +183,7 @@ def _setting_row(verdict: Verdict, arm: ArmSummary, measure: Measure | None) -> 
     tokens = [score.mean_generated_tokens for score in arm.tasks]
     key = arm.name in (verdict.equal_parameters.looped, verdict.equal_parameters.comparator)
     return row(
-        setting(arm),
+        arms.setting(arm.name),
         *(percent(value) for value in accuracies),
         *([Cell(percent(arm.accuracy_percent), "", key)] if len(accuracies) > 1 else []),
         UNKNOWN if all(value is None for value in finished) else " / ".join(map(whole_percent, finished)),

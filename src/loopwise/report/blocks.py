@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,13 @@ Tone = Literal["", "gain", "loss", "quiet"]
 RowTone = Literal["", "key", "heading", "quiet"]
 State = Literal["pays", "does-not-pay", "not-shown"]
 Outcome = Literal["gain", "loss", "equivalent", "not-shown", "absent"]
+
+_DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def without_direction(text: str) -> str:
+    """Text whose controls of writing direction show as U+FFFD: one in a name would turn round the numbers that follow it."""
+    return _DIRECTION.sub("\ufffd", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +150,7 @@ class Page:
 
 def row(*cells: str | Cell, tone: RowTone = "") -> Row:
     """A row; plain strings become cells."""
-    return Row(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells), tone)
+    return Row(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells), tone)
 
 
 def columns(*titles: str) -> tuple[Column, ...]:

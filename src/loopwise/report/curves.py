@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..protocol import ArmSummary, Verdict
 from ..protocol.values import Measure
 from .blocks import Figure
-from .labels import budget_order, budget_words, rule_words, setting
+from .labels import Arms, budget_order, rule_words
 from .numbers import MEASURE_NAMES, MEASURE_UNITS, cost, percent
 from .panels import LARGER, LOOPED, OTHER, SAMPLED, TWIN, Axes, Point, draw_panels
 
@@ -31,12 +31,12 @@ class _Scale:
         return cls(divisor, _PREFIXES[divisor] + "FLOPs")
 
 
-def accuracy_figure(verdict: Verdict) -> Figure | None:
+def accuracy_figure(verdict: Verdict, arms: Arms) -> Figure | None:
     """Accuracy against cost per answer, one panel a decoding rule; None where costs are not known."""
     measure = verdict.deciding_measure or next((one.measure for arm in verdict.arms for one in arm.costs), None)
     if measure is None:
         return None
-    points = [one for arm in verdict.arms if (one := _cost_point(verdict, arm, measure)) is not None]
+    points = [one for arm in verdict.arms if (one := _cost_point(verdict, arms, arm, measure)) is not None]
     if len(points) < 2:
         return None
     scale = _Scale.of(measure, max(one.x for one in points))
@@ -54,9 +54,9 @@ def accuracy_figure(verdict: Verdict) -> Figure | None:
     )
 
 
-def finish_figure(verdict: Verdict) -> Figure | None:
+def finish_figure(verdict: Verdict, arms: Arms) -> Figure | None:
     """Finish rate by token budget, one panel a decoding rule; None where the records do not say."""
-    points = [one for arm in verdict.arms if (one := _finish_point(verdict, arm)) is not None]
+    points = [one for arm in verdict.arms if (one := _finish_point(verdict, arms, arm)) is not None]
     if not points:
         return None
     return _figure(
@@ -83,7 +83,7 @@ def _kind(verdict: Verdict, arm: ArmSummary) -> str:
     return TWIN if arm.side == "twin" else OTHER
 
 
-def _point(verdict: Verdict, arm: ArmSummary, *, x: float, y: float, tip: str) -> Point:
+def _point(verdict: Verdict, arms: Arms, arm: ArmSummary, *, x: float, y: float, tip: str) -> Point:
     kind = _kind(verdict, arm)
     test = verdict.equal_parameters
     return Point(
@@ -94,20 +94,20 @@ def _point(verdict: Verdict, arm: ArmSummary, *, x: float, y: float, tip: str) -
         budget=arm.budget_label,
         order=sum(budget_order(arm)),
         label=arm.budget_label if kind in (LOOPED, TWIN) else f"vote of {arm.votes}" if arm.votes else "",
-        tip=f"{setting(arm)}, {budget_words(arm.budget_label)}: {tip}",
+        tip=f"{arms.setting_with_budget(arm.name)}: {tip}",
         deciding=arm.name in (test.looped, test.comparator),
     )
 
 
-def _cost_point(verdict: Verdict, arm: ArmSummary, measure: Measure) -> Point | None:
+def _cost_point(verdict: Verdict, arms: Arms, arm: ArmSummary, measure: Measure) -> Point | None:
     spent = next((one for one in arm.costs if one.measure == measure), None)
     if spent is None or not spent.per_answer or (spent.ratio_to_loop is None and arm.side == "larger"):
         return None
     tip = f"{percent(arm.accuracy_percent)}% at {cost(spent.per_answer, measure)} per answer"
-    return _point(verdict, arm, x=spent.per_answer, y=arm.accuracy_percent, tip=tip)
+    return _point(verdict, arms, arm, x=spent.per_answer, y=arm.accuracy_percent, tip=tip)
 
 
-def _finish_point(verdict: Verdict, arm: ArmSummary) -> Point | None:
+def _finish_point(verdict: Verdict, arms: Arms, arm: ArmSummary) -> Point | None:
     if arm.finished_percent is None or arm.budget_label == "-" or _kind(verdict, arm) not in (LOOPED, TWIN):
         return None
-    return _point(verdict, arm, x=0.0, y=arm.finished_percent, tip=f"{percent(arm.finished_percent)}% finished")
+    return _point(verdict, arms, arm, x=0.0, y=arm.finished_percent, tip=f"{percent(arm.finished_percent)}% finished")

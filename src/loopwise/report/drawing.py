@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from .blocks import without_direction
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 WIDE, NARROW = 760, 340
 """Widths that figures are laid out for, in pixels; `NARROW` is a phone's."""
@@ -161,4 +163,4 @@ def _fit(svg: str, description: str) -> str:
             element.insert(0, tip)
     root.set("role", "img")
     root.set("aria-label", description)
-    return ElementTree.tostring(root, encoding="unicode")
+    return without_direction(ElementTree.tostring(root, encoding="unicode"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 
 from ..loops import LoopError, call_sites, parse_loops
@@ -9,7 +10,7 @@ from ..protocol import ArmSummary, TestOutcome, Verdict
 from ..protocol.decide import ITEMS_FOR_EQUIVALENCE
 from ..protocol.values import Side, TestResult, VerdictWord
 from .blocks import Cell, Outcome, State, Tone
-from .numbers import UNKNOWN, count, p_equation, percent, points, ratio
+from .numbers import UNKNOWN, count, p_equation, percent, ratio
 
 SIDES: dict[Side, str] = {"looped": "Looped", "twin": "Unlooped", "unlooped": "Other unlooped", "larger": "Larger model"}
 RULES: dict[str, str] = {
@@ -27,29 +28,39 @@ RESULT_WORDS: dict[TestResult, str] = {
     "not shown": "no difference shown",
 }
 
+_MOST_LAYERS = 10_000
+"""A header that claims more is wrong, and its layers are not listed."""
+
 
 class Arms:
     """A verdict's arms by name, and how tables call them."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._by_name = {arm.name: arm for arm in verdict.arms}
-        self._verdict = verdict
+        alike = Counter((setting(arm), arm.budget_label) for arm in verdict.arms)
+        self._named = {
+            arm.name
+            for arm in verdict.arms
+            if alike[setting(arm), arm.budget_label] > 1 or (arm.rule is None and arm.budget_label == "-" and arm.side != "looped")
+        }
 
     def get(self, name: str) -> ArmSummary | None:
         """The arm, if the verdict lists it."""
         return self._by_name.get(name)
 
     def setting(self, name: str) -> str:
-        """``Unlooped + budget forcing, vote of 4``."""
+        """``Unlooped + budget forcing, majority vote of 4``; with the arm's name where several arms would read so, or little is known."""
         arm = self.get(name)
-        return name if arm is None else setting(arm)
+        if arm is None:
+            return name
+        return f"{setting(arm)} ({name})" if name in self._named else setting(arm)
 
     def setting_with_budget(self, name: str, unit: str = " tokens") -> str:
         """The setting and its token budget."""
         arm = self.get(name)
         if arm is None or arm.budget_label == "-":
             return self.setting(name)
-        return f"{setting(arm)}, {arm.budget_label}{unit}"
+        return f"{self.setting(name)}, {arm.budget_label}{unit}"
 
     def rule_and_budget(self, name: str, unit: str = " tokens") -> str:
         """``budget forcing, 64 tokens``."""
@@ -58,7 +69,7 @@ class Arms:
             return name
         parts = [rule_words(arm.rule)] if arm.rule else []
         parts += [arm.budget_label + unit] if arm.budget_label != "-" else []
-        return ", ".join(parts) or arm.name
+        return ", ".join([*parts, name] if parts and name in self._named else parts) or name
 
 
 def rule_words(rule: str | None) -> str:
@@ -68,7 +79,7 @@ def rule_words(rule: str | None) -> str:
 
 def setting(arm: ArmSummary) -> str:
     """An arm as Table 4 names it, its budget left out."""
-    text = arm.model or SIDES[arm.side] if arm.side == "larger" else "Unlooped" if arm.side == "unlooped" else SIDES[arm.side]
+    text = str(arm.model or SIDES[arm.side]) if arm.side == "larger" else "Unlooped" if arm.side == "unlooped" else SIDES[arm.side]
     if arm.rule not in (None, "plain"):
         text += f" + {rule_words(arm.rule)}"
     if arm.votes is not None:
@@ -137,14 +148,9 @@ def outcome_words(test: TestOutcome) -> str:
     return f"{'passed' if test.passed else 'not passed'}: {RESULT_WORDS[test.result]}"
 
 
-def difference_words(delta: float, ci95: tuple[float, float]) -> str:
-    """``+4.1 points, 95% interval +2.4 to +5.8``."""
-    return f"{points(delta)} points, 95% interval {points(ci95[0])} to {points(ci95[1])}"
-
-
 def execution_order(loops: str, num_layers: int | None) -> str:
     """The layers in the order in which a forward pass runs them, e.g. ``0–9, 10–13, 10–13, 14–29``; empty where unknown."""
-    if num_layers is None:
+    if num_layers is None or num_layers > _MOST_LAYERS:
         return ""
     try:
         sites = call_sites(parse_loops(loops), num_layers)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from .blocks import Block, Bullets, Cell, Figure, Page, Table, Text
+from .blocks import Block, Bullets, Cell, Figure, Page, Table, Text, without_direction
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~#!])")
 
 
 def escape(text: str) -> str:
     """Text from anywhere as plain Markdown text: no markup, no HTML, one line."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = " ".join(without_direction(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # A colon or an at sign would let some viewers turn a bare address into a link.
     return _SPECIAL.sub(r"\\\1", text).replace("://", ":\u200b//").replace("www.", "www\u200b.")
 

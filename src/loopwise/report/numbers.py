@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from ..protocol.values import Measure
 
 UNKNOWN = "–"
@@ -15,6 +18,17 @@ MEASURE_NAMES: dict[Measure, str] = {
     "flops": "FLOPs, head included",
     "seconds": "measured seconds",
 }
+
+
+def known_number(value: Any) -> float | None:
+    """A number out of a file that anybody may have written; anything else is not known."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def percent(value: float | None) -> str:

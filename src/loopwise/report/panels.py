@@ -169,5 +169,6 @@ def _x(points: Sequence[Point], axes: Axes, frame: _Frame) -> Any:
         if frame.log
         else {"tickCount": 5}
     )
-    axis = alt.Axis(title=axes.x, grid=False, format=",~g", **more)
+    # Not the axis's own format: with "g" it takes its digits from the step between ticks, and writes 100 as 1e+2.
+    axis = alt.Axis(title=axes.x, grid=False, labelExpr="format(datum.value, ',.9~r')", **more)
     return alt.X("x:Q", scale=alt.Scale(type="log" if frame.log else "linear", domain=[low, high], nice=False), axis=axis)

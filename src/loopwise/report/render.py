@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import Plan, Verdict
-from .blocks import Bullets, Figure, Page, Table, Text
+from .blocks import Bullets, Figure, Page, Table, Text, without_direction
 from .comparisons import tests_table
 from .drawing import dark_rules, on_paper
 from .labels import Arms
@@ -88,9 +88,18 @@ def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("report.html.j2")
+
+
+def _finalize(value: Any) -> Any:
+    return without_direction(value) if type(value) is str else value  # markup of our own is another type, and was cleaned before
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..protocol import Plan, Verdict
 from .blocks import Cell, Row, Table, columns, row
 from .labels import execution_order, rule_words
-from .numbers import MEASURE_NAMES, UNKNOWN, count, points, ratio, scaled, yes_no
+from .numbers import MEASURE_NAMES, UNKNOWN, count, known_number, points, ratio, scaled, yes_no
 
 Header = Mapping[str, Any]
 
@@ -31,6 +31,7 @@ SHARED_FIELDS: dict[str, str] = {
     "started": "Started",
 }
 """What runs usually share, in the order of its table; a field that differs lists each value with its runs."""
+_NUMBERS = ("num_layers", "num_parameters", "threads", "batch_size")
 
 
 def header_name(header: Header) -> str:
@@ -40,9 +41,9 @@ def header_name(header: Header) -> str:
 
 def num_layers_of(headers: Sequence[Header]) -> int | None:
     """The model's layer count, where the looped runs' headers agree on one."""
-    found = {header.get("num_layers") for header in headers if header.get("looped")}
+    found = {known_number(header.get("num_layers")) for header in headers if header.get("looped")}
     value = found.pop() if len(found) == 1 else None
-    return value if isinstance(value, int) else None
+    return int(value) if value is not None and value.is_integer() else None
 
 
 def loops_table(headers: Sequence[Header], verdict: Verdict) -> Table | None:
@@ -53,7 +54,7 @@ def loops_table(headers: Sequence[Header], verdict: Verdict) -> Table | None:
     rows = [
         row(
             loops,
-            execution_order(loops, None if layers is None else int(layers)) or UNKNOWN,
+            execution_order(loops, int(layers) if layers is not None and layers.is_integer() else None) or UNKNOWN,
             UNKNOWN if layers is None or passes is None else f"{count(layers)} → {count(layers * passes)}",
             ratio(passes),
             ratio(flops),
@@ -71,7 +72,7 @@ def loops_table(headers: Sequence[Header], verdict: Verdict) -> Table | None:
 
 
 def _ratios(header: Header) -> tuple[float | None, float | None, float | None]:
-    return _float(header.get("num_layers")), _float(header.get("layer_pass_ratio")), _float(header.get("flops_ratio"))
+    return known_number(header.get("num_layers")), known_number(header.get("layer_pass_ratio")), known_number(header.get("flops_ratio"))
 
 
 def shared_table(headers: Sequence[Header]) -> Table | None:
@@ -117,8 +118,9 @@ def _whose(headers: Sequence[Header], some: Sequence[Header]) -> str:
 def _value_text(key: str, value: Any) -> str:
     if value is None:
         return "not recorded"
-    if key == "num_parameters" and isinstance(value, int):
-        return f"{count(value)} ({scaled(value)})"
+    if key in _NUMBERS:
+        number = known_number(value)
+        return UNKNOWN if number is None else f"{count(number)} ({scaled(number)})" if key == "num_parameters" else count(number)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {one}" for name, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -150,13 +152,8 @@ def runs_table(headers: Sequence[Header]) -> Table | None:
     )
 
 
-def _float(value: Any) -> float | None:
-    """A header's number; anything else is not known."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _number(value: Any) -> str:
-    return count(_float(value))
+    return count(known_number(value))
 
 
 def parity_table(headers: Sequence[Header]) -> Table | None:
@@ -201,18 +198,19 @@ def _parity_row(headers: Sequence[Header], of: Sequence[Header]) -> Row:
 
 
 def _small(value: Any) -> str:
-    return f"{value:.1e}" if isinstance(value, int | float) and value else "0" if value == 0 else UNKNOWN
+    number = known_number(value)
+    return UNKNOWN if number is None else f"{number:.1e}" if number else "0"
 
 
 def noise_text(noise_floor: Mapping[str, Any] | None) -> str:
     """How many answers flip when nothing changes but the batching."""
-    if noise_floor is None:
+    if not isinstance(noise_floor, Mapping):
         return (
             "Not measured. Batching alone can flip greedy answers in bfloat16; ask for the noise floor to see how many answers of the twin "
             "change when nothing else does."
         )
-    answers, flips = noise_floor.get("num_answers"), noise_floor.get("changed_grades")
-    share = f" ({100 * flips / answers:.1f}%)" if isinstance(answers, int) and isinstance(flips, int) and answers else ""
+    answers, flips = known_number(noise_floor.get("num_answers")), known_number(noise_floor.get("changed_grades"))
+    share = f" ({100 * flips / answers:.1f}%)" if answers and flips is not None else ""
     sizes = noise_floor.get("batch_sizes")
     batches = f", batches of {sizes[0]} and of {sizes[1]}" if isinstance(sizes, list | tuple) and len(sizes) == 2 else ""
     moved = noise_floor.get("accuracy_points")
@@ -220,7 +218,7 @@ def noise_text(noise_floor: Mapping[str, Any] | None) -> str:
     return (
         f"The twin's arm {noise_floor.get('arm', UNKNOWN)} ran twice{batches}: {_number(flips)} of {_number(answers)} answers{share} flip "
         f"between right and wrong, {others} give another answer, {texts} have another text; accuracy moves by "
-        f"{points(_float(moved))} points. Differences of this size are noise."
+        f"{points(known_number(moved))} points. Differences of this size are noise."
     )
 
 

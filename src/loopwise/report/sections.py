@@ -15,7 +15,7 @@ from .labels import (
     outcome_words,
     passes_text,
 )
-from .numbers import UNKNOWN, count, interval, p_number, percent, points, ratio, scaled, yes_no
+from .numbers import UNKNOWN, count, interval, known_number, p_number, percent, points, ratio, scaled, yes_no
 
 HEADLINES = {"pays": "The loop pays", "does not pay": "The loop does not pay", "not shown": "Not shown that the loop pays"}
 QUESTIONS = (
@@ -49,7 +49,7 @@ def build_page(verdict: Verdict, *, plan: Plan | None, headers: Sequence[Mapping
 
 
 def _facts(verdict: Verdict, num_layers: int | None) -> tuple[tuple[str, str], ...]:
-    size = "" if verdict.num_parameters is None else f" ({scaled(verdict.num_parameters)} parameters)"
+    size = "" if (parameters := known_number(verdict.num_parameters)) is None else f" ({scaled(parameters)} parameters)"
     return (
         ("Model", f"{verdict.model or 'not known'}{size}"),
         ("Loop", verdict.loops),
@@ -150,7 +150,7 @@ def _equal_parameters(verdict: Verdict, arms: Arms, num_layers: int | None) -> S
 def _equal_flops(verdict: Verdict, arms: Arms) -> Section:
     test = verdict.equal_flops
     reason = (verdict.equal_flops_reason or "not known").rstrip(".")
-    figure = curves.accuracy_figure(verdict)
+    figure = curves.accuracy_figure(verdict, arms)
     return _section(
         "equal-flops",
         "Equal FLOPs",
@@ -176,8 +176,8 @@ def _decoding(verdict: Verdict, arms: Arms) -> Section:
             "Small models often do not finish. A loop may help them to end, but so may a decoding rule that costs nothing; so both "
             "models get every rule, and accuracy is also shown on the answers that both finish."
         ),
-        benchmarks.settings_table(verdict),
-        curves.finish_figure(verdict),
+        benchmarks.settings_table(verdict, arms),
+        curves.finish_figure(verdict, arms),
         finished,
         silent if finished is None else None,
     )
