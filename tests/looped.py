@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from loopwise.loops import parse_loops
 from loopwise.models import cache_argument, cache_of, dynamic_cache, insert, static_cache
 from tiny import FAMILIES, tiny_model
 
@@ -126,8 +125,3 @@ CACHES: dict[str, Callable[[Any, int], Any]] = {
 def caches_of(family: str) -> list[str]:
     """The kinds of cache that the plain model of a family can use: one without config knows no recurrent states."""
     return [name for name in CACHES if not (family.startswith("qwen3_5") and name == "dynamic without config")]
-
-
-def num_slots(loops: str) -> int:
-    """Executions of whole layers, counted by hand from the loops' fields, for loops that do not nest."""
-    return NUM_LAYERS + sum((loop.stop - loop.start) * (loop.passes - 1) for loop in parse_loops(loops) if loop.part == "layer")
