@@ -16,7 +16,7 @@ JOBS ?= 2
 OUT ?= demo
 
 PIP := python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # python3.11 first, because the tests ran with it longest; else any python3 that is new enough and can make environments.
 find_python = for python in $${PYTHON:-python3.11 python3.12 python3.13 python3}; do \
