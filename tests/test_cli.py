@@ -169,7 +169,8 @@ def test_a_trial_runs_resumes_reports_and_keeps_its_plan(base: Path, tmp_path: P
     assert {file: file.read_bytes() for file in out.glob("runs/**/records.jsonl")} == before
     assert json.loads(run(capsys, "report", out, "--json"))["equal_parameters"] == found["equal_parameters"]
     assert "another alpha" in fail(capsys, *args, "--alpha", "0.01")
-    again = json.loads(run(capsys, "trial", "--config", out / "config.json", "--json"))
+    assert "another alpha" in fail(capsys, "trial", "--config", out / "config.json", "--alpha", "0.01")
+    again = json.loads(run(capsys, "trial", "--config", out / "config.json", "--noise-floor", "--json"))
     assert again["equal_parameters"] == found["equal_parameters"]
     next(iter(before)).unlink()
     assert "records.jsonl: no such file" in fail(capsys, "report", out)

@@ -70,17 +70,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(command: type[Any], name: str, args: list[str]) -> Any:
-    import tyro
-
-    file, args = _take_config(name, args)
-    default = tyro.MISSING_NONPROP if file is None else _tyro(command, name, _saved_args(command, name, file), tyro.MISSING_NONPROP)
-    return _tyro(command, name, args, default)
-
-
-def _tyro(command: type[Any], name: str, args: list[str], default: Any) -> Any:
     """The options as a value; tyro's boxed message becomes one line."""
     import tyro
 
+    file, args = _take_config(name, args)
+    if file is not None:
+        args = _saved_args(name, file, args) + args
     boxed = io.StringIO()
     try:
         with contextlib.redirect_stderr(boxed):
@@ -88,7 +83,6 @@ def _tyro(command: type[Any], name: str, args: list[str], default: Any) -> Any:
                 command,
                 prog=f"loopwise {name}",
                 args=args,
-                default=default,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
             )
     except SystemExit as stop:
@@ -109,8 +103,8 @@ def _take_config(name: str, args: list[str]) -> tuple[Path | None, list[str]]:
     return None, args
 
 
-def _saved_args(command: type[Any], name: str, file: Path) -> list[str]:
-    """A saved configuration as the arguments it came from, so that it is checked as they are."""
+def _saved_args(name: str, file: Path, given: list[str]) -> list[str]:
+    """A saved configuration as the arguments it came from, less those that are given anew; so it is checked as they are."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         found, config = saved["command"], dict(saved["config"])
@@ -118,17 +112,15 @@ def _saved_args(command: type[Any], name: str, file: Path) -> list[str]:
         _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
     if found != name:
         _fail(f"loopwise {name}: {file} was saved by loopwise {found}", status=2)
-    positional = [] if "model" not in config else [str(config.pop("model"))]
-    args: list[str] = []
+    model = config.pop("model", None)
+    args = [] if model is None or (given and not given[0].startswith("-")) else [str(model)]
+    named = {arg.partition("=")[0].replace("_", "-") for arg in given}
     for key, value in config.items():
         flag = f"--{key.replace('_', '-')}"
-        if isinstance(value, list):
-            args += [flag, *map(str, value)]
-        elif value is True:
-            args.append(flag)
-        elif value not in (None, False):
-            args += [flag, str(value)]
-    return positional + args
+        if flag in named or value in (None, False) or value == []:
+            continue
+        args += [flag] if value is True else [flag, *map(str, value if isinstance(value, list) else [value])]
+    return args
 
 
 def _overview() -> str:
@@ -142,13 +134,17 @@ def _overview() -> str:
 
 
 def _unboxed(text: str) -> str:
-    """A boxed message of several lines as one line, up to its ruler."""
+    """A boxed message of several lines as one line: without its title, up to its ruler; without a terminal the box is of dashes."""
     words: list[str] = []
+    title_is_a_line = "╭" not in text
     for line in text.splitlines():
         line = line.strip("│╭╮╰╯ ")
-        if line.startswith("───") and words:
-            break
-        if line and not line.endswith("───"):
+        if line[:3] in ("───", "---"):
+            if title_is_a_line:
+                words, title_is_a_line = [], False
+            elif words:
+                break
+        elif line and not line.endswith("───"):
             words.append(line)
     return " ".join(words) or "the arguments cannot be read"
 

@@ -38,6 +38,7 @@ def save_config(folder: Path, command: str, options: Any) -> None:
     if (folder / "config.json").exists():
         return
     config = json.loads(json.dumps(asdict(options), default=str))
+    del config["json"]  # how one call prints is no setting of what it makes
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": command, "config": config, "hash": digest}, indent=2, ensure_ascii=False)
