@@ -13,7 +13,7 @@ from ..cost import cost_of, read_shape
 from ..decoding import DecodingRule, read_chat
 from ..evaluation import Parity, check_parity, evaluate
 from ..loops import Loop, format_loops
-from ..models import Loaded, Source, insert, load, loops_of, remove, resolve, resolve_loops
+from ..models import Loaded, Source, insert, load, remove, resolve, resolve_loops
 from ..protocol import (
     LargerModel,
     Plan,
@@ -104,7 +104,7 @@ def trial(
     _keep_plan(out, plan, settings)
     looped = load(model, loops=checked, dtype=settings.dtype, device=settings.device)
     other = looped if twin is None else load(twin, loops="none", dtype=settings.dtype, device=settings.device)
-    runner = _Runner(out, plan, {task.name: task for task in chosen}, _Pair(looped, other), settings, progress)
+    runner = _Runner(out, plan, {task.name: task for task in chosen}, _Pair(looped, other, checked), settings, progress)
     for arm in plan.arms():
         if arm.applicable:
             runner.run(arm)
@@ -162,16 +162,15 @@ class _Pair:
 
     looped: Loaded
     twin: Loaded
+    loops: tuple[Loop, ...]
 
     def ready(self, *, looped: bool) -> Loaded:
         """One of the two, with its loops as they are to be."""
-        if self.looped is not self.twin:
-            return self.looped if looped else self.twin
-        return self.looped
-
-    @property
-    def shared(self) -> bool:
-        return self.looped is self.twin
+        if self.looped is self.twin:
+            remove(self.looped.model)
+            if looped:
+                insert(self.looped.model, self.loops)
+        return self.looped if looped else self.twin
 
 
 class _Runner:
@@ -184,7 +183,6 @@ class _Runner:
         self.plan = plan
         self.tasks = tasks
         self.pair = pair
-        self.loops = loops_of(pair.looped.model)
         self.settings = settings
         self.progress = progress
         self.parities: dict[tuple[bool, str], Parity] = {}
@@ -210,10 +208,6 @@ class _Runner:
     def run(self, arm: PlannedArm, *, folder: Path | None = None, batch_size: int | None = None) -> None:
         """Run one arm on every task."""
         model, tokenizer = self.pair.ready(looped=arm.looped)
-        if self.pair.shared:
-            remove(model)
-            if arm.looped:
-                insert(model, self.loops)
         for name, budget in arm.budgets_tokens:
             task = self.tasks[name]
             share = self.work(replace(arm, budgets_tokens=((name, budget),)))
