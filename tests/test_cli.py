@@ -154,6 +154,15 @@ def test_a_saved_configuration_is_checked_like_options(tmp_path: Path, capsys: p
     fail(capsys, "generate", "--config", file)
 
 
+def test_a_saved_flag_that_is_on_by_default_comes_back_as_it_was(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for race in (True, False):
+        file = tmp_path / f"{race}.json"
+        config = {"model": str(base), "race": race, "count": True, "widths": [2], "passes": [2], "text": []}
+        file.write_text(json.dumps({"command": "place", "config": config}))
+        assert run(capsys, "place", "--config", file).startswith("15 candidates")
+        assert "5 candidates" in run(capsys, "place", "--config", file, "--no-race", "--betas", "0.25")
+
+
 @pytest.mark.slow
 def test_a_trial_runs_resumes_reports_and_keeps_its_plan(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "trial"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwise.data import DataError, Document, balanced_mixture, named_documents, read_documents, standard_documents
+from loopwise.data import DataError, Document, balanced_mixture, check_fits, named_documents, standard_documents
 
 
 class Words:
@@ -57,10 +56,38 @@ def test_a_window_is_a_stretch_of_one_document_behind_the_tokenizers_prefix() ->
 def test_windows_are_equally_long_as_far_as_the_text_allows() -> None:
     mixture = balanced_mixture(DOCUMENTS, Words(), fit_tokens=96, score_tokens=249, window_tokens=20)
     assert {len(window.token_ids) for window in mixture.fit} == {16}
-    assert [len(window.token_ids) for window in mixture.score] == [17, 17, 17, 17, 15] * 3
+    assert [len(window.token_ids) for window in mixture.score] == [17] * 12 + [15] * 3
     scarce = balanced_mixture(_documents("a", [30] * 8), Words(), fit_tokens=40, score_tokens=150, window_tokens=20)
     assert sorted(len(window.token_ids) for window in scarce.score)[-6:] == [19] * 6, "whole windows first, then what is left"
     assert scarce.num_tokens("score") == {"a": 150}
+
+
+def test_the_beginning_of_a_split_is_balanced_over_the_domains() -> None:
+    documents = (*DOCUMENTS, *_documents("d", [4] * 400))  # no window of d is whole
+    mixture = balanced_mixture(documents, Words(), fit_tokens=160, score_tokens=320, window_tokens=20)
+    assert mixture.num_tokens("score") == dict.fromkeys("abcd", 80)
+    for windows in (mixture.fit, mixture.score):
+        counts = dict.fromkeys("abcd", 0)
+        for window in windows:
+            counts[window.domain] += len(window.token_ids)
+            assert max(counts.values()) - min(counts.values()) <= 20
+        assert [window.domain for window in windows[:4]] == list("abcd")
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    mixture = balanced_mixture(DOCUMENTS, Words(), fit_tokens=96, score_tokens=240, window_tokens=20)
+    largest = max(token for split in (mixture.fit, mixture.score) for window in split for token in window.token_ids)
+    check_fits(mixture, largest + 1)
+    with pytest.raises(DataError, match=rf"token id {largest} of document '[abc]:\d', the model has {largest} ids; use the tokenizer"):
+        check_fits(mixture, largest)
+
+
+def test_a_tokenizer_that_makes_nothing_is_refused() -> None:
+    def empty(text: str, **_: Any) -> Any:
+        return SimpleNamespace(input_ids=[])
+
+    with pytest.raises(DataError, match=r"the tokenizer makes \[\] of 'a'"):
+        balanced_mixture(DOCUMENTS, empty)
 
 
 def test_every_document_gives_a_window_before_one_gives_two() -> None:
@@ -108,43 +135,3 @@ def test_nothing_is_imported_to_read_the_library() -> None:
     code = "import sys; from loopwise.data import *; standard_documents(); print('tarfile' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1] / "src")
     assert done.stdout.split() == ["False", "False"]
-
-
-def test_users_lines_are_read_with_their_domains(tmp_path: Path) -> None:
-    file = tmp_path / "mine.jsonl"
-    rows = [{"text": "one line\u2028and more", "domain": "math"}, {"text": "two", "source": "x"}]
-    file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n", encoding="utf-8")
-    assert read_documents(file) == (
-        Document(name="mine.jsonl:1", domain="math", text="one line\u2028and more"),
-        Document(name="mine.jsonl:2", domain="text", text="two"),
-    )
-
-
-def test_users_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
-    file = tmp_path / "mine.txt"
-    paragraphs = [f"{number} " + "word " * 300 for number in range(10)]
-    file.write_text("\n\n".join(paragraphs), encoding="utf-8")
-    documents = read_documents(file)
-    assert [document.text.count("\n\n") for document in documents] == [2, 2, 2, 0]
-    assert "\n\n".join(document.text for document in documents) == "\n\n".join(paragraphs)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not a JSON object"),
-        ("a.jsonl", '{"body": "x"}', r"line 1: needs a 'text'"),
-        ("a.jsonl", '{"text": "x", "domain": 3}', r"line 1: domain is 3"),
-        ("a.jsonl", "\n", "holds no text"),
-        ("a.txt", "  \n\n ", "holds no text"),
-        ("a.csv", "x", r"\.txt or \.jsonl files, not from \.csv"),
-        ("a.txt", b"\xff\xfe\xff", "not UTF-8"),
-    ],
-)
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    file = tmp_path / name
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
-        read_documents(file)
-    with pytest.raises(DataError, match="no such file"):
-        read_documents(tmp_path / "missing.txt")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from loopwise.cli import COMMANDS
-from tiny import tiny_model, tiny_tokenizer
+from loopwise.cost import read_shape
+from loopwise.recipes.demo import PLACEMENT
+from tiny import tiny_config, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,7 +28,16 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
 
 
 def test_the_readme_lists_every_command() -> None:
-    assert set(re.findall(r"^\| `loopwise (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)) == set(COMMANDS)
+    rows = re.findall(r"^\| `loopwise ([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    longest_first = sorted(COMMANDS, key=len, reverse=True)
+    assert {next(name for name in longest_first if f"{row} ".startswith(f"{name} ")) for row in rows} == set(COMMANDS)
+
+
+def test_the_demo_scores_as_many_spans_as_the_readme_says() -> None:
+    config = tiny_config("llama", num_hidden_layers=30)  # SmolLM2-135M's number of layers
+    space = PLACEMENT.space.space(read_shape(config.to_dict()))
+    assert len(space) == 10 and "scores ten damped spans" in (ROOT / "README.md").read_text()
+    assert {loop.stop - loop.start for (loop,) in space} == {3, 5}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ COMMANDS = {
     "show": "resolved layers, call sites and cost of a loop, from a config.json alone",
     "insert": "a folder with a model's own weights and a loop beside them",
     "generate": "an answer from a model with a loop",
+    "place": "where a loop could go in a model, by calibrated perplexity on text",
+    "place validate": "whether a study's scores say anything of accuracy: placements along the depth on a task",
     "evaluate": "one arm on one task: graded answers, resumable",
     "trial": "a loop against its twin: plan, runs, verdict, report",
     "judge": "the verdict on anybody's per-item results",
@@ -41,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(__version__)
         return
     name = args.pop(0)
+    if args and f"{name} {args[0]}" in COMMANDS:
+        name += f" {args.pop(0)}"
     if name not in COMMANDS:
         _fail(f"loopwise: unknown command {name!r}; use {', '.join(COMMANDS)}", status=2)
     # The libraries' own warnings and retries are not this command's output; what goes wrong is said in one line.
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    command = importlib.import_module(f".{name}", __name__).Command
+    command = importlib.import_module(f".{name.replace(' ', '_')}", __name__).Command
     try:
         _parse(command, name, args).run()
     except KeyboardInterrupt:
@@ -75,7 +80,7 @@ def _parse(command: type[Any], name: str, args: list[str]) -> Any:
 
     file, args = _take_config(name, args)
     if file is not None:
-        args = _saved_args(name, file, args) + args
+        args = _saved_args(command, name, file, args) + args
     boxed = io.StringIO()
     try:
         with contextlib.redirect_stderr(boxed):
@@ -103,7 +108,7 @@ def _take_config(name: str, args: list[str]) -> tuple[Path | None, list[str]]:
     return None, args
 
 
-def _saved_args(name: str, file: Path, given: list[str]) -> list[str]:
+def _saved_args(command: type[Any], name: str, file: Path, given: list[str]) -> list[str]:
     """A saved configuration as the arguments it came from, less those that are given anew; so it is checked as they are."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
@@ -112,10 +117,13 @@ def _saved_args(name: str, file: Path, given: list[str]) -> list[str]:
         _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
     if found != name:
         _fail(f"loopwise {name}: {file} was saved by loopwise {found}", status=2)
-    model = config.pop("model", None)
+    model = config.pop("study" if found == "place validate" else "model", None)
     args = [] if model is None or (given and not given[0].startswith("-")) else [str(model)]
     named = {arg.partition("=")[0].replace("_", "-") for arg in given}
+    on = {field.name for field in fields(command) if field.default is True}
     for key, value in config.items():
+        if key in on:  # such a flag can only be turned off
+            key, value = f"no_{key}", value is False
         flag = f"--{key.replace('_', '-')}"
         if flag in named or value in (None, False) or value == []:
             continue

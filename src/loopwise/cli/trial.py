@@ -25,7 +25,9 @@ class Command:
     out: Path
     """The trial's folder."""
     loops: str | None = None
-    """The loops; default: the folder's own."""
+    """The loops; default: the folder's own, or the best of --placement."""
+    placement: Path | None = None
+    """The folder of the loopwise place that chose the loops: no item may be in the text it read."""
     twin: str | None = None
     """The identically trained twin; default: the same weights without the loop."""
     task: tuple[str, ...] = ("ladder",)
@@ -84,6 +86,7 @@ class Command:
             larger=larger_model(self.larger, self.larger_parameters, self.larger_accuracy),
             noise_floor=self.noise_floor,
             data=self.data,
+            placement=self.placement,
             batch_size=self.batch_size,
             fixed_rows=self.fixed_rows,
             dtype=self.dtype,

@@ -70,8 +70,9 @@ def balanced_mixture(
 ) -> TextMixture:
     """As many tokens from each domain, in windows of single documents, in an order drawn by ``seed``.
 
-    Documents are dealt to the splits in proportion to the tokens asked of them. Within a split every document gives its
-    first window before any gives its second, and what is shorter than a window comes last.
+    Documents are dealt to the splits in proportion to the tokens asked of them. Within a split and a domain every document
+    gives its first window before any gives its second, and what is shorter than a window comes last. The domains take turns,
+    so that the beginning of a split, of any length, is balanced to one window.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -79,7 +80,8 @@ def balanced_mixture(
         window_tokens: the most that a window may have; they are made a little shorter where that makes them equally long.
 
     Raises:
-        DataError: no document, a document twice, or a domain with fewer than two documents or too little text.
+        DataError: no document, a document twice, a domain with fewer than two documents or too little text, or a tokenizer
+            that makes no tokens.
     """
     by_domain: dict[str, list[Document]] = {}
     for document in documents:
@@ -92,8 +94,8 @@ def balanced_mixture(
             f"window_tokens={window_tokens} does not fit into {min(fit_tokens, score_tokens)} tokens divided among "
             f"{len(by_domain)} domains; take shorter windows or more tokens"
         )
-    fit: list[Window] = []
-    score: list[Window] = []
+    fit: list[list[Window]] = []
+    score: list[list[Window]] = []
     for domain, texts in sorted(by_domain.items()):
         order = _shuffled(domain, texts, seed)
         cut = min(max(1, round(len(order) * fit_tokens / (fit_tokens + score_tokens))), len(order) - 1)
@@ -105,8 +107,33 @@ def balanced_mixture(
                 raise DataError(
                     f"domain {domain!r} has {count} tokens to {name} on, {wanted} were asked for; give more text or ask for fewer"
                 )
-            part.extend(taken)
-    return TextMixture(fit=tuple(fit), score=tuple(score))
+            part.append(taken)
+    return TextMixture(fit=_in_turns(fit), score=_in_turns(score))
+
+
+def check_fits(mixture: TextMixture, vocabulary_size: int) -> None:
+    """Check that a model of ``vocabulary_size`` token ids can read every window.
+
+    Raises:
+        DataError: a token id that the model has no embedding for; the text was cut by another model's tokenizer.
+    """
+    window = max(mixture.fit + mixture.score, key=lambda window: max(window.token_ids))
+    if (largest := max(window.token_ids)) >= vocabulary_size:
+        raise DataError(
+            f"the tokenizer does not fit the model: it makes token id {largest} of document {window.document!r}, the model has "
+            f"{vocabulary_size} ids; use the tokenizer that the model was trained with"
+        )
+
+
+def _in_turns(domains: Sequence[Sequence[Window]]) -> tuple[Window, ...]:
+    """The windows of all domains, always going on with the domain that has given the fewest tokens."""
+    placed: list[tuple[int, int, Window]] = []
+    for number, windows in enumerate(domains):
+        before = 0
+        for window in windows:
+            placed.append((before, number, window))
+            before += len(window.token_ids)
+    return tuple(window for _, _, window in sorted(placed, key=lambda one: one[:2]))
 
 
 def _shuffled(domain: str, documents: Sequence[Document], seed: int) -> list[Document]:
@@ -149,4 +176,6 @@ def _take(windows: Iterable[Window], num_tokens: int) -> Iterator[Window]:
 def _prefix_ids(tokenizer: Any) -> tuple[int, ...]:
     """What the tokenizer puts before any text (a begin-of-text token for Llama and Gemma, nothing for SmolLM2 and Qwen)."""
     marked, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
+    if not plain or plain[0] not in marked:
+        raise DataError(f"the tokenizer makes {plain} of 'a' and {marked} with its own marks; use the tokenizer that the model came with")
     return tuple(marked[: marked.index(plain[0])])

@@ -49,6 +49,7 @@ def evaluate(
     seed: int = 0,
     limit: int | None = None,
     data: str | Path | None = None,
+    items: Sequence[Item] | None = None,
     batch_size: int = 16,
     fixed_rows: bool = False,
     arm: str | None = None,
@@ -65,6 +66,7 @@ def evaluate(
         rule: default greedy and plain; the reserve of budget forcing is the rule's own (see `Task.reserve_tokens`).
         budget_tokens: default the task's.
         samples: answers per item; above 1 the rule needs a temperature.
+        items: in place of the test items that ``data`` and ``limit`` name, e.g. training problems.
         seed: the replicate: the training seed of a trained pair, and the first part of every sampling key.
         parity: a check of this very model on this task's prompts that was made before; None makes it now.
 
@@ -81,7 +83,9 @@ def evaluate(
         raise ValueError(
             f"samples={samples} at temperature {rule.temperature:g}: greedy samples are all the same; give a temperature, or 1"
         )
-    items = task.load(None if data is None else Path(data), limit)
+    items = task.load(None if data is None else Path(data), limit) if items is None else tuple(items)
+    if not items:
+        raise ValueError(f"no items of {task.name} to evaluate on; give at least one")
     chat = read_chat(model, tokenizer)
     prompts = [chat.encode(item.prompt, thinking=rule.thinking) for item in items]
     parity = parity or check_parity(model, prompts)

@@ -3,6 +3,7 @@
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
 from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save, source_of
+from .replay import Arguments, Iterates, Recorded, Replay, Run
 from .sidecar import SIDECAR, Sidecar, read_sidecar
 from .surgery import insert, loops_of, remove
 
@@ -10,9 +11,14 @@ __all__ = [
     "EMBEDDED",
     "FAMILIES",
     "SIDECAR",
+    "Arguments",
     "Family",
+    "Iterates",
     "Loaded",
     "ModelError",
+    "Recorded",
+    "Replay",
+    "Run",
     "Sidecar",
     "Source",
     "cache_argument",

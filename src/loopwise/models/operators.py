@@ -25,10 +25,20 @@ def apply_loop(loop: Loop, passes: int, run: Callable[[Tensor, int], Tensor], en
         for number in range(2, passes + 1):
             state = run(state, number)
         return state
-    assert loop.beta is not None
+    return anchored(loop, first, damped_iterate(passes, run, entry, first))
+
+
+def damped_iterate(passes: int, run: Callable[[Tensor, int], Tensor], entry: Tensor, first: Tensor) -> Tensor:
+    """F^K(``entry``) of the damped operator, with g(``entry``) given: the same for every beta."""
     state = _damped_step(entry, first, passes)
     for number in range(2, passes + 1):
         state = _damped_step(state, run(state, number), passes)
+    return state
+
+
+def anchored(loop: Loop, first: Tensor, state: Tensor) -> Tensor:
+    """beta g(x) + (1 - beta) F^K(x), from g(x) and F^K(x)."""
+    assert loop.beta is not None
     return loop.beta * first + (1.0 - loop.beta) * state
 
 

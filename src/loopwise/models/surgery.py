@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,7 +27,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
-class _Surgery:
+class Surgery:
     """What a looped list of layers knows: nothing that changes while the model runs."""
 
     loops: tuple[Loop, ...]
@@ -72,7 +73,7 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     units = tuple(node for node in loop_tree(checked, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
     looped = cast(LoopedLayers, layers)
     looped.__class__ = _LIST_CLASSES[family.walk]
-    looped.surgery = _Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
+    looped.surgery = Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
     for loop in checked:
         if loop.part == "mlp" and loop.operator == "damped":
             for layer in range(loop.start, loop.stop):
@@ -142,7 +143,7 @@ def _looped_layers(model: nn.Module) -> LoopedLayers | None:
 class LoopedLayers(nn.ModuleList):
     """A decoder's layers with loops; every module, name and parameter is the plain list's own."""
 
-    surgery: _Surgery
+    surgery: Surgery
 
     def walk(self, stop: int) -> list[Any]:
         """What a forward that runs the first ``stop`` layers is to call, in order.
@@ -157,14 +158,14 @@ class LoopedLayers(nn.ModuleList):
         steps: list[Any] = modules[:stop]
         views: list[tuple[Cache, ...]] = []
         for unit in surgery.units:
-            first, last = _extent(unit)
+            first, last = extent(unit)
             if first >= stop:
                 break
             if last > stop:
                 raise ModelError(
                     f"an early exit after {stop} layers ends inside the looped layers {first}:{last}; remove the loop or exit elsewhere"
                 )
-            span = _SpanCall(surgery, unit, modules, views)
+            span = SpanCall(surgery, unit, modules, views)
             steps[first:last] = [_Recorder(span, layer) for layer in range(first, last)]
         return steps
 
@@ -197,7 +198,7 @@ _LIST_CLASSES: dict[str, type[LoopedLayers]] = {"slice": _SlicedLayers, "iterate
 class _Recorder:
     """Stands where a layer of a span stood in one forward pass."""
 
-    def __init__(self, span: _SpanCall, layer: int) -> None:
+    def __init__(self, span: SpanCall, layer: int) -> None:
         self._span = span
         self._layer = layer
 
@@ -210,15 +211,15 @@ class _Recorder:
         return getattr(self._span.modules[self._layer], name)
 
 
-class _SpanCall:
+class SpanCall:
     """One outermost looped unit in one forward pass."""
 
-    def __init__(self, surgery: _Surgery, unit: Node, modules: list[nn.Module], views: list[tuple[Cache, ...]]) -> None:
+    def __init__(self, surgery: Surgery, unit: Node, modules: list[nn.Module], views: list[tuple[Cache, ...]]) -> None:
         self.surgery = surgery
         self.unit = unit
         self.modules = modules
         self.views = views  # shared by the units of one forward pass: the first to run makes them
-        self.first, self.last = _extent(unit)
+        self.first, self.last = extent(unit)
         self.arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.visits: dict[int, int] = {}
         self.entry: Tensor | None = None
@@ -241,16 +242,16 @@ class _SpanCall:
         """Run one node in pass ``pass_number`` of the loop around it."""
         if isinstance(node, LayerNode):
             return self.run_layer(node, hidden, pass_number)
+        first = self.run_body(node, hidden, 1)
+        return apply_loop(node.loop, node.passes_in(pass_number), partial(self.run_body, node), hidden, first)
 
-        def body(state: Tensor, number: int) -> Tensor:
-            for inner in node.body:
-                state = self.run(inner, state, number)
-            return state
-
-        return apply_loop(node.loop, node.passes_in(pass_number), body, hidden, body(hidden, 1))
+    def run_body(self, node: SpanNode, hidden: Tensor, number: int) -> Tensor:
+        """What a loop repeats, in its pass ``number``."""
+        for inner in node.body:
+            hidden = self.run(inner, hidden, number)
+        return hidden
 
     def run_layer(self, node: LayerNode, hidden: Tensor, pass_number: int | None) -> Tensor:
-        layer = self.modules[node.layer]
         args, kwargs = self.arguments[node.layer]
         visit = self.visits.get(node.layer, 0)
         self.visits[node.layer] = visit + 1
@@ -259,13 +260,18 @@ class _SpanCall:
             kwargs = {name: self.view(value, visit) for name, value in kwargs.items()}
         loop = node.mlp_loop_in(pass_number)
         if loop is None or loop.passes == 1:
-            return hidden_state(layer(hidden, *args, **kwargs))
-        return self.run_mlp_loop(loop, layer, hidden, args, kwargs)
+            return self.call_layer(node.layer, hidden, args, kwargs)
+        return self.run_mlp_loop(loop, node.layer, hidden, args, kwargs)
 
-    def run_mlp_loop(self, loop: Loop, layer: Any, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call_layer(self, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """One whole layer as it is."""
+        return hidden_state(self.modules[index](hidden, *args, **kwargs))
+
+    def run_mlp_loop(self, loop: Loop, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The layer, whose own MLP run is the first, then the further runs of its MLP half."""
+        layer: Any = self.modules[index]
         if loop.operator == "repeat":  # goes on from the layer's output; only damped needs the state that the MLP half read
-            first = residual = hidden_state(layer(hidden, *args, **kwargs))
+            first = residual = self.call_layer(index, hidden, args, kwargs)
         else:
             first, residual = run_capturing(loop, layer, hidden, args, kwargs)
         half = [getattr(layer, name) for name in self.surgery.family.mlp_half]
@@ -293,7 +299,7 @@ class _SpanCall:
         return self.views[0][visit]
 
 
-def _extent(node: Node) -> tuple[int, int]:
+def extent(node: Node) -> tuple[int, int]:
     return (node.loop.start, node.loop.stop) if isinstance(node, SpanNode) else (node.layer, node.layer + 1)
 
 

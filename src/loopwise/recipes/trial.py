@@ -27,6 +27,7 @@ from ..protocol import (
 from ..records import Run, read_json, read_run, write_json
 from ..tasks import Task, task_named
 from .judging import judge_trial
+from .selection import check_apart, keep_selection, loops_of_study
 
 Progress = Callable[[str, float, float], None]
 """Called with what is being done, the work done and all the work."""
@@ -58,6 +59,8 @@ class TrialSettings:
     """Repeat the twin's deciding arm in batches of another size and count the answers that change."""
     data: Path | None = None
     """A local JSONL file, or a folder of them; default: LOOPWISE_DATA, then the hub."""
+    placement: Path | None = None
+    """The study that chose the loops: no item may be in its text, and without loops its best ones are taken."""
     batch_size: int = 16
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along."""
@@ -83,24 +86,28 @@ def trial(
 
     Args:
         model: the looped model, as for `loopwise.load`.
-        loops: default the folder's own.
+        loops: default the folder's own, or the best of the study that the settings name.
         budgets: tokens an answer can have; default half, once and twice each task's own.
         twin: the identically trained twin's weights; default the same weights without the loop (a training-free loop).
 
     Raises:
-        TrialError: a plan that cannot be, or ``out`` holds a trial with another plan.
-        LoopError, TaskError, ModelError, ParityError: bad input, before anything long begins.
+        TrialError: a plan that cannot be, ``out`` holds a trial with another plan, or an item is in the text of the study
+            that chose the loops.
+        LoopError, TaskError, ModelError, StudyError, DataError, ParityError: bad input, before anything long begins.
     """
     settings = settings or TrialSettings()
     out = Path(out)
     chosen = [task_named(name) for name in tasks]
     for task in chosen:
         task.load(settings.data, settings.limit)  # fails before a model is loaded
+    study = settings.placement
+    selection = check_apart(study, chosen, data=settings.data, limit=settings.limit) if study else None
     source = resolve(model)
-    checked = resolve_loops(source, loops)
+    checked = resolve_loops(source, loops) if loops is not None or study is None else loops_of_study(source, study, out)
     if not checked:
         raise TrialError(f"{model} has no loop; give loops, e.g. '10:14 x2'")
     plan = _plan(source, checked, chosen, budgets, settings)
+    keep_selection(out, selection)
     _keep_plan(out, plan, settings)
     looped = load(model, loops=checked, dtype=settings.dtype, device=settings.device)
     other = looped if twin is None else load(twin, loops="none", dtype=settings.dtype, device=settings.device)

@@ -1,5 +1,8 @@
-"""Reports: a verdict as one HTML file, Markdown and SVG figures. No torch; altair, vl-convert and jinja2 only when a report is written."""
+"""Reports: a verdict or a study as one HTML file, Markdown and SVG figures. No torch; altair, vl-convert and jinja2 only when a report is
+written.
+"""
 
+from .placement import render_study
 from .render import ReportFiles, render
 
-__all__ = ["ReportFiles", "render"]
+__all__ = ["ReportFiles", "render", "render_study"]

@@ -90,15 +90,26 @@ def model_forward(model: nn.Module) -> Forward:
 def position_logits(forward: Forward, batch: Batch) -> PositionLogits:
     """The logits of a batch at its scored positions, row by row, in the model's own dtype."""
     with torch.inference_mode():
-        scored = batch.targets >= 0
-        return PositionLogits(logits=forward(batch)[scored], targets=batch.targets[scored])
+        return scored_logits(forward(batch), batch)
+
+
+def scored_logits(logits: Tensor, batch: Batch) -> PositionLogits:
+    """Of logits at the kept places, [batch, kept, vocabulary], those of a row's own positions, row by row."""
+    scored = batch.targets >= 0
+    if bool(scored.all()):  # views: no copy of what is the largest tensor around
+        return PositionLogits(logits=logits.flatten(0, 1), targets=batch.targets.flatten())
+    return PositionLogits(logits=logits[scored], targets=batch.targets[scored])
 
 
 def batch_losses(forward: Forward, batch: Batch, temperatures: Sequence[float]) -> NDArray[np.float32]:
     """The losses of a batch in nats at each temperature, [temperatures, positions], from one forward pass."""
     with torch.inference_mode():
-        part = position_logits(forward, batch)
-        return torch.stack([losses_at(part, temperature) for temperature in temperatures]).cpu().numpy()
+        return losses_of(position_logits(forward, batch), temperatures)
+
+
+def losses_of(part: PositionLogits, temperatures: Sequence[float]) -> NDArray[np.float32]:
+    """The losses of some positions in nats at each temperature, [temperatures, positions]."""
+    return torch.stack([losses_at(part, temperature) for temperature in temperatures]).cpu().numpy()
 
 
 def token_losses(

@@ -84,9 +84,18 @@ def score_batches(
         rows.append(batch_losses(forward, batch, (1.0, temperature)))
         if progress:
             progress(done, total)
-    plain, calibrated = np.concatenate(rows, axis=1)
-    if not (np.isfinite(plain).all() and np.isfinite(calibrated).all()):
+    return text_score(temperature, num_fit_tokens, np.concatenate(rows, axis=1))
+
+
+def text_score(temperature: float, num_fit_tokens: int, losses: NDArray[np.float32]) -> TextScore:
+    """The score from the scoring split's losses at T = 1 and at the fitted ``temperature``, [2, positions].
+
+    Raises:
+        ScoringError: losses that are not finite.
+    """
+    if not np.isfinite(losses).all():
         raise ScoringError("the model's losses are not finite on the scoring split; it cannot be scored")
+    plain, calibrated = losses
     return TextScore(
         temperature=temperature,
         perplexity=_exp_mean(plain),

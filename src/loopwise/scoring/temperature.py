@@ -44,12 +44,12 @@ def losses_at(part: PositionLogits, temperature: float) -> Tensor:
     return torch.cat(losses) if losses else torch.empty(0)
 
 
-def fit_temperature(parts: Sequence[PositionLogits], *, tolerance: float = 1e-4) -> float:
+def fit_temperature(parts: Sequence[PositionLogits], *, tolerance: float = 1e-4, start: float = 1.0) -> float:
     """The T that minimises the mean loss over the positions of ``parts``, to ``tolerance`` in log T. For scoring only.
 
     The loss is convex in b = 1/T, with slope E_b[z] - z_target and curvature Var_b[z], where E_b is over the softmax of b*z.
     Newton's method runs inside a bracket and steps half a tolerance too far, so that the bracket closes from both sides;
-    a step out of it is replaced by bisection in log b.
+    a step out of it is replaced by bisection in log b. ``start`` is a guess, e.g. a similar model's T: it saves steps.
 
     Raises:
         ScoringError: no position, logits that are not finite, or a loss without a minimum between the lowest and the highest
@@ -60,12 +60,12 @@ def fit_temperature(parts: Sequence[PositionLogits], *, tolerance: float = 1e-4)
         raise ScoringError("the fitting split holds no position to score; give longer documents or a smaller stride")
     low, high = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
     low_is_seen = high_is_seen = False
-    inverse = 1.0
+    first = inverse = min(max(1 / start, low), high)
     while math.log(high / low) > tolerance:
         slope, curvature = _slope_and_curvature(parts, inverse, num_positions)
         if not (math.isfinite(slope) and math.isfinite(curvature)):
             raise ScoringError("the model's logits are not finite on the fitting split; no temperature can be fitted")
-        if slope == curvature == 0 and inverse == 1:
+        if slope == curvature == 0 and inverse == first:
             raise ScoringError("the loss on the fitting split does not depend on the temperature: all logits are equal, or all are certain")
         if slope == 0 < curvature:
             return 1 / inverse

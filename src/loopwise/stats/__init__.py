@@ -14,6 +14,7 @@ from .bootstrap import (
     resample_ratios,
     two_sided_p,
 )
+from .correlation import RankCorrelation, score_accuracy_rho
 from .effects import (
     Correlation,
     detectable_effect,
@@ -30,6 +31,7 @@ __all__ = [
     "Bootstrap",
     "Correlation",
     "Estimate",
+    "RankCorrelation",
     "Resampling",
     "StatsError",
     "detectable_effect",
@@ -46,6 +48,7 @@ __all__ = [
     "planned_standard_error",
     "resample_means",
     "resample_ratios",
+    "score_accuracy_rho",
     "sign_floor",
     "smallest_detectable",
     "spearman",

@@ -65,6 +65,7 @@ LADDER = Task(
     reserve_tokens=8,
     answer_opener="\nAnswer: ",
     splits=("test", "train"),
+    from_templates=True,
     loader=partial(load, rungs=LOWER_RUNGS),
     grader=grade,
 )

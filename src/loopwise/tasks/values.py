@@ -59,6 +59,8 @@ class Task:
     answer_opener: str
     """What budget forcing inserts to open the final answer of a model without thinking tags, or what stands before the letter."""
     splits: tuple[str, ...] = ("test",)
+    from_templates: bool = False
+    """Whether different items share wording by design, so that a few words in common do not make one item another."""
     loader: Callable[[Path | None, int | None, str], tuple[Item, ...]] = field(repr=False)
     """Takes the checked arguments of `load`."""
     grader: Callable[[Item, str], Grade] = field(repr=False)

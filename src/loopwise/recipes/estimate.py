@@ -1,0 +1,130 @@
+"""How many candidates a search has, and about how long they take on this machine, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..cost import ModelShape, cost_of, read_shape
+from ..loops import parent_of
+from ..placement import Candidate, Space
+from ..placement.sharing import ROWS_TOKENS
+from .placement import PlaceSettings
+
+CHEAP = 1.25
+"""The cost of the paper's unsearched loops (no-free-loop, Table 2)."""
+LISTED = 20_000
+"""Candidates that are looked at one by one; of a larger space `DRAWN` are drawn."""
+DRAWN = 2000
+OVERHEAD = 0.6
+"""Of the speed of bare matrix products, what is left in layers with attention, norms and losses (measured on SmolLM2-135M)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a search would take."""
+
+    num_candidates: int
+    num_cheap: int | None
+    """Those that cost at most `CHEAP` times the plain model; None where the space was too large to count."""
+    num_evaluations: float
+    """Of which so many will be run."""
+    seconds_exhaustive: float
+    """With every candidate read to the text's end and exact sharing; on the machine and in the dtype asked for."""
+    num_tokens: int
+    """Of text, both splits."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """In two lines."""
+        cheap = "" if self.num_cheap is None else f", {self.num_cheap:,} of them at no more than {CHEAP:g} times the plain model's cost"
+        return (
+            f"{self.num_candidates:,} candidates{cheap}\n"
+            f"{self.num_evaluations:,.0f} evaluations on {self.num_tokens:,} tokens take about {_duration(self.seconds_exhaustive)} on "
+            "this machine if every candidate is read to the end; a race takes less"
+        )
+
+
+def estimate(config: Path, settings: PlaceSettings) -> Estimate:
+    """Count a space and time matrix products of the model's width; no weights are needed.
+
+    Raises:
+        PlacementError, CostError: no candidates, or a config that is none.
+    """
+    shape = read_shape(config)
+    space = settings.space.space(shape)
+    sample = _sample(space)
+    evaluations = min(settings.evaluations or math.inf, float(len(space))) * len(settings.searches)
+    dtype = _dtype(settings.dtype, config)
+    seconds_each = _flops_each(sample, shape, settings) / _flops_per_second(shape, dtype, settings.device)
+    return Estimate(
+        num_candidates=len(space),
+        num_cheap=sum(space.cost(one) <= CHEAP + 1e-9 for one in sample) if len(sample) == len(space) else None,
+        num_evaluations=evaluations,
+        seconds_exhaustive=seconds_each * (evaluations + 1),  # the plain model's own pass is about one more
+        num_tokens=settings.text.fit_tokens + settings.text.score_tokens,
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _sample(space: Space) -> list[Candidate]:
+    if len(space) <= LISTED:
+        return list(space)
+    draws = random.Random(0)
+    return [space.sample(draws) for _ in range(DRAWN)]
+
+
+def _flops_each(sample: Sequence[Candidate], shape: ModelShape, settings: PlaceSettings) -> float:
+    """Matrix FLOPs of one candidate on average: its further passes, shared over betas, the layers that follow, and the head."""
+    tokens = settings.text.fit_tokens + settings.text.score_tokens
+    betas = len(settings.space.betas) if "damped" in settings.space.operators else 1
+    layers = [2.0 * layer.matrix_parameters for layer in shape.layers]
+    total = 0.0
+    for candidate in sample:
+        first = min(loop.start for loop in candidate)
+        last = max(loop.stop for loop in candidate if parent_of(loop, candidate) is None)
+        plain = cost_of(shape, ()).flops_per_token
+        further = cost_of(shape, candidate).flops_per_token - plain
+        single = len(candidate) == 1 and candidate[0].part == "layer"
+        between = 0.0 if single else sum(layers[first:last])
+        total += (further / betas if single else further + between) + sum(layers[last:])
+    head = 2.0 * shape.head_parameters / settings.text.stride
+    return tokens * (total / len(sample) + head)
+
+
+def _dtype(name: str, config: Path) -> torch.dtype:
+    """The dtype that the search would run in; ``auto`` is the weights' own."""
+    if name == "auto":
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    return {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}.get(name, torch.float32)
+
+
+def _flops_per_second(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
+    """What this machine reaches in a model's layers, from matrix products of its width."""
+    rows = torch.randn(ROWS_TOKENS, shape.hidden_size, device=device).to(dtype)
+    weights = torch.randn(4 * shape.hidden_size, shape.hidden_size, device=device).to(dtype)
+    rates = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(4):
+            product = rows @ weights.T
+        product[0, 0].item()  # waits for a GPU
+        rates.append(4 * 2.0 * product.numel() * shape.hidden_size / (time.perf_counter() - began))
+    return OVERHEAD * sorted(rates)[len(rates) // 2]

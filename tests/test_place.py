@@ -1,0 +1,389 @@
+"""``loopwise place`` from a model's folder and files of text to a study: as a recipe, as a command, killed, and in two processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from loopwise.cli import main
+from loopwise.evaluation import ParityError
+from loopwise.loops import parse_loops
+from loopwise.models import insert_on_disk, load, loops_of
+from loopwise.placement import Ranks, TextScorer, objective_named, text_computer
+from loopwise.recipes import placement as recipe
+from loopwise.recipes import training_accuracy
+from loopwise.recipes.placement import PlaceSettings, SpaceSettings, TextSettings, place
+from loopwise.recipes.training_accuracy import AccuracyMeasurer
+from loopwise.records import CandidateResult, Study, StudyWriter, read_losses, read_study
+from loopwise.tasks import task_named
+from tiny import tiny_model, tiny_tokenizer
+
+transformers.utils.logging.disable_progress_bar()  # the command does so itself, where transformers is not imported yet
+
+WIDTHS, PASSES, BETAS = (1, 2), (2, 3), (0.25, 0.75)
+NUM_CANDIDATES = (6 + 5) * 2 * 2
+TEXT = dict(fit_tokens=240, score_tokens=720, window_tokens=40, stride=2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder, and two files of text drawn from it."""
+    folder = tmp_path_factory.mktemp("place")
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0 / model(input_ids=torch.arange(3, 100)[None]).logits.std())
+    model.save_pretrained(folder / "base")
+    tiny_tokenizer().save_pretrained(folder / "base")
+    torch.manual_seed(1)
+    rows = model.generate(torch.tensor([[5]] * 24), do_sample=True, max_new_tokens=79, min_new_tokens=79).tolist()
+    for name, part in (("a", rows[:12]), ("b", rows[12:])):
+        lines = [json.dumps({"text": " ".join(f"w{token}" for token in row)}) for row in part]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def settings(made: Path, **more: Any) -> PlaceSettings:
+    text = TextSettings(sources=(f"a={made / 'a.jsonl'}", f"b={made / 'b.jsonl'}"), **TEXT)  # type: ignore[arg-type]
+    space = SpaceSettings(widths=WIDTHS, passes=PASSES, betas=BETAS)
+    return PlaceSettings(**({"text": text, "space": space, "memory_gb": 0.004, "race_error": 0.05} | more))
+
+
+def command(made: Path, *more: object, base: str = "base") -> list[str]:
+    numbers = [part for name, value in TEXT.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    space = ["--widths", *map(str, WIDTHS), "--passes", *map(str, PASSES), "--betas", *map(str, BETAS)]
+    texts = ["--text", f"a={made / 'a.jsonl'}", f"b={made / 'b.jsonl'}"]
+    return ["place", str(made / base), *texts, *numbers, *space, "--memory-gb", "0.004", "--race-error", "0.05", *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path) -> Study:
+    """An uninterrupted raced grid."""
+    return place(made / "base", out=made / "whole", settings=settings(made))
+
+
+def facts(study: Study) -> dict[Any, Any]:
+    """What was found, without how long it took."""
+    return {result.key: replace(result, seconds=None) for result in study.results}
+
+
+def assert_same(ours: Study, theirs: Study) -> None:
+    """The same results; values to the last bits, in which threads may differ."""
+    found, wanted = facts(ours), facts(theirs)
+    assert found.keys() == wanted.keys() and len(ours.results) == len(found)
+    for key, result in wanted.items():
+        assert (found[key].status, found[key].layer_pass_ratio) == (result.status, result.layer_pass_ratio)
+        assert found[key].values == pytest.approx(result.values, abs=1e-6, rel=1e-5)
+    assert [step.loops for step in ours.searches[0].steps] == [step.loops for step in theirs.searches[0].steps]
+    assert [step.best for step in ours.searches[0].steps] == [step.best for step in theirs.searches[0].steps]
+
+
+def test_a_study_says_what_it_depends_on_and_what_was_found(made: Path, whole: Study) -> None:
+    assert whole.header["model"].endswith("base") and whole.header["num_layers"] == 6 and whole.header["dtype"] == "float32"
+    assert whole.header["fit_tokens"] == {"a": 120, "b": 120} and whole.header["score_tokens"] == {"a": 360, "b": 360}
+    assert len(whole.header["mixture_sha256"]) == 64 and whole.header["stride"] == 2
+    assert whole.unlooped is not None and whole.unlooped.values["num_score_positions"] > 300
+    assert len(whole.results) == NUM_CANDIDATES + 1
+    assert {result.status for result in whole.results} == {"scored", "dropped"}
+    [search] = whole.searches
+    assert search.header["race_error"] == 0.05 and search.steps[-1].evaluations == NUM_CANDIDATES
+    assert search.steps[-1].best_score == min(r.values["loss_nats"] for r in whole.results if r.status == "scored" and r.loops)
+    hashes = json.loads((whole.folder / "text_hashes.json").read_text())
+    assert hashes and (whole.folder / "summary.json").is_file()
+    losses = read_losses(whole.folder, str(search.steps[-1].best))
+    assert losses is not None and float(losses.mean(dtype=float)) == pytest.approx(search.steps[-1].best_score)
+
+
+def test_the_grid_without_a_race_is_the_reference_and_has_the_same_best(made: Path, whole: Study) -> None:
+    reference = place(made / "base", out=made / "reference", settings=settings(made, race=False))
+    assert {result.status for result in reference.results} == {"scored"}
+    assert reference.searches[0].steps[-1].best == whole.searches[0].steps[-1].best
+    for key, result in facts(whole).items():
+        if result.status == "scored":
+            assert facts(reference)[key].values == pytest.approx(result.values, abs=1e-6, rel=1e-6)
+
+
+def test_the_same_call_again_measures_nothing_and_other_searches_share(made: Path, whole: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made / "shared"
+    shutil.copytree(whole.folder, folder)
+    before = (folder / "results.jsonl").read_bytes()
+    measured: list[int] = []
+    own, own_race = TextScorer.score, TextScorer.race_group
+    monkeypatch.setattr(TextScorer, "score", lambda self, group, share=1.0: measured.append(len(group)) or own(self, group, share))
+    monkeypatch.setattr(TextScorer, "race_group", lambda self, group, leader: measured.append(len(group)) or own_race(self, group, leader))
+    assert_same(place(made / "base", out=folder, settings=settings(made)), whole)
+    place(made / "base", out=folder, settings=settings(made, algorithms=("random",), evaluations=10))
+    assert measured == [] and (folder / "results.jsonl").read_bytes() == before
+    place(made / "base", out=folder, settings=settings(made, objective="depth_rule"))
+    assert measured == []
+    study = place(made / "base", out=folder, settings=settings(made, objective="ppl", algorithms=("local",), evaluations=9))
+    assert sum(measured) < 9 and [one.name for one in study.searches] == [
+        "grid-depth_rule-0",
+        "grid-ppl_t-0",
+        "local-ppl-0",
+        "random-ppl_t-0",
+    ]
+    narrow = SpaceSettings(widths=(2,), passes=(2,), betas=(0.25,))
+    study = place(made / "base", out=folder, settings=settings(made, objective="kl", space=narrow))
+    assert {result.loops for result in study.results if result.measure == "text+kl" and result.loops} == {
+        f"{start}:{start + 2} x2 damped beta=0.25" for start in range(5)
+    }
+
+
+def test_ruined_candidates_are_recorded_and_rank_last(
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Computer:
+        def __init__(self, computer: Any) -> None:
+            self.computer = computer
+            self.fit, self.score, self.max_group, self.groups = computer.fit, computer.score, computer.max_group, computer.groups
+            self.logits = computer.logits
+
+        def kept(self, group: Any, batch: Any) -> Any:
+            found = self.computer.kept(group, batch)
+            return [
+                kept * math.nan if candidate and candidate[0].start == 3 else kept for candidate, kept in zip(group, found, strict=True)
+            ]
+
+    monkeypatch.setattr(recipe, "text_computer", lambda *args, **kwargs: Computer(text_computer(*args, **kwargs)))
+    main([*command(made, "--out", made / "ruined", "--top", 50, "--algorithm", "local", "--evaluations", 30)])
+    study = read_study(made / "ruined")
+    ruined = {result.loops for result in study.results if result.status == "ruined"}
+    assert ruined and all(loops.startswith("3:") for loops in ruined)
+    assert {result.reason for result in study.results if result.status == "ruined"} == {
+        "the model's logits are not finite on the fitting split; no temperature can be fitted"
+    }
+    assert {
+        loops for step in study.searches[0].steps for loops, score in zip(step.loops, step.scores, strict=True) if score is None
+    } == ruined
+    out = capsys.readouterr().out
+    assert f"{len(ruined)} ruined" in out and "\n3:" not in out
+
+
+def test_a_command_ends_with_the_best_and_the_words_that_it_is_a_filter(
+    made: Path, whole: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made / "told"
+    shutil.copytree(whole.folder, folder)
+    main(command(made, "--out", folder, "--top", 3))
+    out = capsys.readouterr().out
+    best = sorted((r for r in whole.results if r.loops and r.status == "scored"), key=lambda r: r.values["loss_nats"])
+    dropped = sum(result.status == "dropped" for result in whole.results)
+    assert f"candidates: {len(best)} scored, {dropped} dropped" in out
+    assert out.index(best[0].loops) < out.index(best[1].loops) < out.index(best[2].loops) and best[3].loops not in out
+    assert "promises no gain" in out and f'loopwise trial {made / "base"} --loops "{best[0].loops}" --placement {folder}' in out
+    assert (folder / "report.html").is_file() and json.loads((folder / "config.json").read_text())["command"] == "place"
+    main(command(made, "--out", folder, "--top", 2, "--json"))
+    printed, err = capsys.readouterr()
+    assert json.loads(printed)["best"] == [result.loops for result in best[:2]] and err == ""
+
+
+def test_counts_are_of_candidates_not_of_results(tmp_path: Path) -> None:
+    from loopwise.cli.studies import placement_summary
+
+    writer = StudyWriter(tmp_path, {"num_layers": 6})
+    for loops, share, status, measure in (
+        ("1:3 x2", 0.25, "dropped", "text"), ("1:3 x2", 1.0, "scored", "text"), ("1:3 x2", 0.1, "scored", "text"),
+        ("2:4 x2", 0.1, "scored", "text"), ("3:5 x2", 0.5, "dropped", "text"), ("3:5 x2", 1.0, "scored", "text+kl"),
+        ("4:6 x2", 1.0, "ruined", "text"),
+    ):  # fmt: skip
+        writer.append([CandidateResult(loops=loops, layer_pass_ratio=1.3, status=status, share=share, measure=measure)])  # type: ignore[arg-type]
+    assert "candidates: 1 scored, 1 ruined, 1 dropped, 1 read in part" in placement_summary(read_study(tmp_path), "ppl_t", ())
+    assert "candidates: 1 scored\n" in placement_summary(read_study(tmp_path), "kl", ())
+
+
+def _config(folder: Path, layers: int) -> Path:
+    shape = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=1000)
+    file = folder / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3", "num_hidden_layers": layers, "tie_word_embeddings": True, **shape}))
+    return file
+
+
+def test_the_count_for_36_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _config(tmp_path, 36)
+    main(["place", str(tmp_path), "--count"])
+    out = capsys.readouterr().out
+    assert out.startswith("2,016 candidates, ") and "4,096 tokens take about " in out and "on this machine" in out
+    main(["place", str(tmp_path), "--count", "--json", "--max-cost", "1.25"])
+    found = json.loads(capsys.readouterr().out)
+    capped = sum(36 - width + 1 for width in range(2, 9) for k in (2, 3, 4) if width * (k - 1) <= 9) * 3
+    assert found["num_candidates"] == capped == found["num_cheap"] and found["seconds_exhaustive"] > 0
+    main(["place", str(tmp_path), "--count", "--json", "--algorithm", "tpe", "--evaluations", "50"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_candidates"] == 2016 and found["num_evaluations"] == 50 and found["num_tokens"] == 4096
+    assert not [file for file in tmp_path.iterdir() if file.name != "config.json"]
+
+
+BAD = {
+    "no folder": ([], "give --out"),
+    "too wide": (["--out", "OUT", "--widths", "99"], "99"),
+    "kl over widths": (["--out", "OUT", "--objective", "kl"], "kl over several widths"),
+    "objective": (["--out", "OUT", "--objective", "luck"], "unknown objective 'luck'; use ppl_t"),
+    "algorithm": (["--out", "OUT", "--algorithm", "best"], "unknown search algorithm 'best'; use one of grid, random"),
+    "endless": (["--out", "OUT", "--algorithm", "annealing"], "say how many --evaluations"),
+    "short text": (["--out", "OUT", "--fit-tokens", "7200"], "3600 were asked for; give more text or ask for fewer"),
+    "no text": (["--out", "OUT", "--text", "nowhere.jsonl"], "nowhere.jsonl"),
+    "memory": (["--out", "OUT", "--memory-gb", "0.00001"], "give --memory-gb more"),
+    "task": (["--out", "OUT", "--objective", "accuracy:nothing"], "nothing"),
+    "no training problems": (["--out", "OUT", "--objective", "accuracy:math500"], "no training problems"),
+    "race error": (["--out", "OUT", "--race-error", "2"], "race error 2.0"),
+    "stride": (["--out", "OUT", "--stride", "0"], "stride 0"),
+    "cost": (["--out", "OUT", "--max-cost", "1.01"], "1.01"),
+}
+
+
+def fails(capsys: pytest.CaptureFixture[str], args: list[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "100%" not in line]
+    assert stop.value.code not in (0, None) and out == "" and len(lines) == 1 and lines[0].startswith("loopwise place: "), err
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    args, error = BAD[name]
+    assert error in fails(capsys, command(made, *(str(tmp_path / "study") if arg == "OUT" else arg for arg in args)))
+
+
+def test_a_tokenizer_that_does_not_fit_and_a_model_with_loops_are_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_model("llama", vocab_size=64).save_pretrained(made / "small")
+    tiny_tokenizer().save_pretrained(made / "small")
+    assert "the tokenizer does not fit the model" in fails(capsys, command(made, "--out", tmp_path / "study", base="small"))
+    insert_on_disk(made / "base", "1:3 x2", made / "looped")
+    assert "has loops already; give the plain model" in fails(capsys, command(made, "--out", tmp_path / "study", base="looped"))
+
+
+def test_a_study_of_another_model_or_text_is_one_line(made: Path, whole: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (whole.folder / "results.jsonl").read_bytes()
+    other = made / "other" / "base"
+    tiny_model("llama", seed=1).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    error = fails(capsys, command(made, "--out", whole.folder, base="other/base"))
+    assert "was made with another model_hash" in error and "give a new --out" in error
+    assert "was made with another mixture_sha256" in fails(capsys, command(made, "--out", whole.folder, "--text-seed", 1))
+    assert "was made with another stride" in fails(capsys, command(made, "--out", whole.folder, "--stride", 4))
+    assert "was made with another race_error" in fails(capsys, [*command(made, "--out", whole.folder), "--race-error", "0.01"])
+    assert (whole.folder / "results.jsonl").read_bytes() == before
+
+
+def test_a_disk_that_fills_up_in_the_middle_loses_nothing(made: Path, whole: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    own, written = os.write, [0]
+
+    def full(handle: int, content: bytes) -> int:
+        written[0] += len(content)
+        if written[0] > 5000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return own(handle, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", full)
+        error = fails(capsys, command(made, "--out", made / "full"))
+    assert "No space left on device" in error and "the same command goes on when there is room" in error
+    assert 1 < len(read_study(made / "full").results) < NUM_CANDIDATES
+    assert_same(place(made / "base", out=made / "full", settings=settings(made)), whole)
+
+
+def test_no_room_for_kept_states_is_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(handle: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        error = fails(capsys, [*command(made, "--out", tmp_path), "--memory-gb", "0.0013"])
+    assert "No space left on device: 0.0 GB are needed for kept states" in error
+    assert not list(tmp_path.glob("states-*"))
+
+
+def _environment() -> dict[str, str]:
+    source = Path(__file__).parent.parent / "src"
+    keep = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
+    return keep | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+
+
+RUN = "import sys; from loopwise.cli import main; main(sys.argv[1:])"
+
+
+def test_accuracy_on_training_problems_survives_ruined_and_inexact_candidates(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(made / "base")
+    task = task_named("ladder")
+    items = task.load(None, 3, "train")
+    measurer = AccuracyMeasurer(loaded, task, items, made / "accuracy", Ranks())
+    inexact = parse_loops("2:4 x2", 6)
+
+    def evaluated(model: Any, tokenizer: Any, task: Any, *, items: Any, **more: Any) -> Any:
+        if loops_of(model) == inexact:
+            raise ParityError("cached decoding differs from full recompute by 0.3 in logits")
+        return SimpleNamespace(records=[SimpleNamespace(correct=number == 0) for number in range(len(items))])
+
+    monkeypatch.setattr(training_accuracy, "evaluate", evaluated)
+    loaded.model.model.layers[5].mlp.register_forward_hook(
+        lambda module, args, output: output * math.nan if loops_of(loaded.model)[:1] == parse_loops("5:6 x2", 6) else None
+    )
+    found: list[CandidateResult] = []
+    candidates = [parse_loops("1:3 x2", 6), inexact, parse_loops("5:6 x2", 6)]
+    measurer(candidates, 1.0, lambda loops: None, lambda scored: found.extend(one.result for one in scored))
+    assert [(one.status, one.values) for one in found] == [
+        ("scored", {"accuracy": 1 / 3, "num_items": 3.0}),
+        ("failed", {}),
+        ("ruined", {}),
+    ]
+    assert "0.3 in logits" in (found[1].reason or "") and "not finite" in (found[2].reason or "")
+    assert [objective_named("accuracy:ladder").score(one, 6) for one in found] == [pytest.approx(2 / 3), math.inf, math.inf]
+    assert loops_of(loaded.model) == ()
+    [half] = [measurer.answered(candidates[0], 0.34).result]
+    assert half.values["num_items"] == 1 and half.share == 0.34
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_with_the_same_results(made: Path, whole: Study) -> None:
+    out = made / "killed"
+    running = subprocess.Popen([sys.executable, "-c", RUN, *command(made, "--out", out)], env=_environment(), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and running.poll() is None:
+        if (out / "results.jsonl").exists() and len(read_study(out).results) >= 10:  # also readable while it runs
+            break
+        time.sleep(0.002)
+    running.send_signal(signal.SIGKILL)
+    _, err = running.communicate()
+    assert running.returncode == -signal.SIGKILL, err
+    assert 10 <= len(read_study(out).results) <= NUM_CANDIDATES and not read_study(out).searches[0].steps
+    assert_same(place(made / "base", out=out, settings=settings(made)), whole)
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(made: Path, whole: Study) -> None:
+    out = made / "ranks"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    args = [*command(made, "--out", out), "--json"]
+    running = subprocess.Popen(
+        [*torchrun, sys.executable, "-c", RUN, *args],
+        env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        printed, err = running.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        raise
+    assert running.returncode == 0, err
+    assert json.loads(printed)["best"][0] == whole.searches[0].steps[-1].best, "one process prints"
+    study = read_study(out)
+    assert_same(study, whole)
+    assert [result.loops for result in study.results] == [result.loops for result in whole.results]

@@ -1,0 +1,259 @@
+"""Races: the sequential test keeps its stated error, and what it lets through is what the exhaustive grid finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from loopwise.loops import Loop, format_loops, parse_loops
+from loopwise.placement import Race, Ranks, Scored, Space, TextMeasurer, TextScorer, text_computer
+from loopwise.placement.racing import look
+from loopwise.records import CandidateResult
+from placement_text import NUM_LAYERS, drawn_text, shape_of, sure_model
+
+NUM_LOOKS, LOOK_POSITIONS = 8, 64
+POSITIONS = NUM_LOOKS * LOOK_POSITIONS
+Array = NDArray[np.float64]
+
+
+def _dropped_at(race: Race, text: tuple[Array, Array], differences: Array) -> int | None:
+    """The look at which a candidate with these differences to the leader is dropped."""
+    leader, unlooped = (losses.astype(np.float32) for losses in text)
+    candidate = (text[0] + differences).astype(np.float32)
+    behind = float(unlooped.mean(dtype=float) - leader.mean(dtype=float))
+    for number in range(1, NUM_LOOKS):
+        end = number * LOOK_POSITIONS
+        read = (losses[:end] for losses in (candidate, leader, unlooped))
+        if look(race, *read, behind, part=end / POSITIONS, num_looks=NUM_LOOKS - 1).dropped:
+            return number
+    return None
+
+
+def _text(draws: np.random.Generator) -> tuple[Array, Array]:
+    """Losses of a leader and of the unlooped model, with heavy tails, in an order that means nothing."""
+    leader = draws.gamma(0.8, 2.5, POSITIONS)
+    return leader, leader + 0.1 * draws.standard_t(4, POSITIONS)
+
+
+def _candidates(errors: float, count: int) -> list[tuple[tuple[Array, Array], Array]]:
+    """Texts, and differences whose mean over the whole of it is ``errors`` paired standard errors; partly the unlooped model's."""
+    draws = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        text = _text(draws)
+        noise = 0.7 * (text[1] - text[0]) + 0.1 * draws.standard_t(4, POSITIONS)
+        found.append((text, noise - noise.mean() + errors * noise.std(ddof=1) / np.sqrt(POSITIONS)))
+    return found
+
+
+def test_one_standard_error_behind_is_dropped_no_more_often_than_stated() -> None:
+    race, count = Race(error=0.05), 2000
+    dropped = sum(_dropped_at(race, *candidate) is not None for candidate in _candidates(1.0, count))
+    assert dropped <= count * race.error + 3 * np.sqrt(count * race.error)
+    assert dropped > 0, "a test that never drops proves nothing"
+
+
+def test_ones_far_behind_go_at_the_first_looks_and_equal_ones_stay() -> None:
+    race = Race(error=0.001)
+    far = [_dropped_at(race, *candidate) for candidate in _candidates(25.0, 200)]
+    assert all(number is not None and number <= 2 for number in far)
+    nearer = [_dropped_at(race, *candidate) for candidate in _candidates(8.0, 200)]
+    assert sum(number is not None for number in nearer) > 190
+    assert sum(_dropped_at(race, *candidate) is not None for candidate in _candidates(0.0, 1000)) <= 1
+    assert all(_dropped_at(race, *candidate) is None for candidate in _candidates(-3.0, 200))
+
+
+def test_what_the_unlooped_model_says_of_the_unread_part_is_taken_as_read() -> None:
+    """A difference that is the unlooped model's own is known exactly after one look, however hard the rest of the text is."""
+    draws = np.random.default_rng(3)
+    leader, unlooped = _text(draws)
+    unlooped = unlooped + np.linspace(0, 0.4, POSITIONS)  # the text's end is where loops matter
+    true = 0.5 * float((unlooped - leader).mean())
+    candidate = leader + 0.5 * (unlooped - leader)
+    end = LOOK_POSITIONS
+    read = (losses[:end].astype(np.float32) for losses in (candidate, leader, unlooped))
+    evidence = look(Race(), *read, float((unlooped - leader).mean()), part=end / POSITIONS, num_looks=7)
+    assert evidence.difference_nats == pytest.approx(true, abs=1e-4) and evidence.standard_error_nats < 1e-4 and evidence.dropped
+    assert abs(float((candidate - leader)[:end].mean()) - true) > 0.02
+
+
+def test_few_positions_and_identical_losses_decide_nothing() -> None:
+    losses = np.linspace(1, 3, 48, dtype=np.float32)
+    more = losses + np.float32(9) + np.sin(losses)
+    assert not look(Race(), more[:20], losses[:20], losses[:20], 0.0, part=0.1, num_looks=7).dropped
+    assert look(Race(), more, losses, losses, 0.0, part=0.1, num_looks=7).dropped
+    assert not look(Race(), losses, losses, losses, 0.0, part=0.1, num_looks=7).dropped
+    assert not look(Race(), losses, losses, more, 9.5, part=0.1, num_looks=7).dropped
+
+
+@pytest.mark.parametrize("error", [0.0, 0.6, -1.0])
+def test_an_error_that_means_nothing_is_refused(error: float) -> None:
+    with pytest.raises(ValueError, match=f"race error {error}"):
+        Race(error=error)
+
+
+RACE = Race(error=0.01)
+GRID = tuple(Space(shape=shape_of(), widths=(1, 3), passes=(2, 3), betas=(0.25, 0.75)))
+
+
+@pytest.fixture(scope="module")
+def text() -> Any:
+    model = sure_model()
+    return model, drawn_text(model, num=60, length=48, fit=14)
+
+
+def _measurer(text: Any, *, race: Race | None, max_group: int | None = None) -> TextMeasurer:
+    model, mixture = text
+    computer = text_computer(model, mixture, stride=2, batch_windows=2, max_group=max_group)
+    return TextMeasurer(TextScorer(computer, shape_of(), race=race), Ranks())
+
+
+class Notes:
+    """Results as a ledger would keep them: the first of each candidate."""
+
+    def __init__(self, known: Sequence[Scored] = ()) -> None:
+        self.scored = {one.result.loops: one for one in known}
+        self.told: list[str] = []
+
+    def known(self, loops: str) -> CandidateResult | None:
+        return self.scored[loops].result if loops in self.scored else None
+
+    def tell(self, scored: Sequence[Scored]) -> None:
+        for one in scored:
+            self.told.append(one.result.loops)
+            self.scored.setdefault(one.result.loops, one)
+
+
+def _grid(measurer: TextMeasurer, known: Sequence[Scored] = ()) -> Notes:
+    notes = Notes(known)
+    measurer(GRID, 1.0, notes.known, notes.tell)
+    assert {format_loops(candidate) for candidate in GRID} <= set(notes.scored)
+    return notes
+
+
+@pytest.fixture(scope="module")
+def exhaustive(text: Any) -> Notes:
+    return _grid(_measurer(text, race=None, max_group=1))
+
+
+@pytest.fixture(scope="module")
+def raced_by_four(text: Any) -> Notes:
+    return _grid(_measurer(text, race=RACE, max_group=4))
+
+
+def _order(notes: Notes) -> list[str]:
+    scored = [one.result for one in notes.scored.values() if one.result.status == "scored"]
+    return [result.loops for result in sorted(scored, key=lambda result: result.values["loss_nats"])]
+
+
+@pytest.mark.parametrize("max_group", [1, 6])
+def test_survivors_have_the_exhaustive_scores_and_the_best_survives(text: Any, exhaustive: Notes, max_group: int) -> None:
+    raced = _grid(_measurer(text, race=RACE, max_group=max_group))
+    dropped = [one.result for one in raced.scored.values() if one.result.status == "dropped"]
+    assert len(dropped) >= len(GRID) / 4, "a race that drops nothing proves nothing"
+    assert _order(raced)[0] == _order(exhaustive)[0]
+    for loops, one in raced.scored.items():
+        reference = exhaustive.scored[loops]
+        if one.result.status == "scored":
+            assert one.losses is not None and reference.losses is not None
+            assert np.allclose(one.losses, reference.losses, atol=1e-5, rtol=0)
+            assert one.result.values == pytest.approx(reference.result.values, abs=1e-6, rel=1e-6)
+            if max_group == 1:
+                assert np.array_equal(one.losses, reference.losses) and one.result.values == reference.result.values
+    best = exhaustive.scored[_order(exhaustive)[0]]
+    for result in dropped:
+        behind = exhaustive.scored[result.loops]
+        assert best.losses is not None and behind.losses is not None
+        difference = behind.losses.astype(float) - best.losses
+        assert difference.mean() > difference.std(ddof=1) / np.sqrt(len(difference)), "within one paired standard error of the best"
+
+
+def test_what_is_dropped_says_when_and_why_and_has_an_estimate(raced_by_four: Notes, exhaustive: Notes) -> None:
+    raced = raced_by_four
+    best = exhaustive.scored[_order(exhaustive)[0]]
+    assert best.losses is not None
+    for result in (one.result for one in raced.scored.values() if one.result.status == "dropped"):
+        assert 0 < result.share < 1 and result.reason is not None
+        leader = result.reason.removeprefix("loses to ").split(" by ")[0]
+        assert parse_loops(leader, NUM_LAYERS) in GRID and raced.scored[leader].result.status == "scored"
+        assert result.values["num_score_positions"] == pytest.approx(result.share * len(best.losses))
+        assert result.values["leader_difference_nats"] > 0
+        true = exhaustive.scored[result.loops].result
+        if true.status == "scored":
+            assert abs(result.values["loss_nats"] - true.values["loss_nats"]) < 0.5
+
+
+def test_the_leader_changes_as_better_ones_are_found(text: Any) -> None:
+    measurer = _measurer(text, race=RACE, max_group=2)
+    leaders: list[str] = []
+    race_group = measurer.scorer.race_group
+
+    def watched(group: Sequence[tuple[Loop, ...]], leader: Any) -> Any:
+        if leader is not None:
+            leaders.append(format_loops(leader.candidate))
+        return race_group(group, leader)
+
+    measurer.scorer.race_group = watched  # type: ignore[method-assign]
+    notes = _grid(measurer)
+    assert len(set(leaders)) >= 2
+    losses = [notes.scored[leader].result.values["loss_nats"] for leader in leaders]
+    assert losses == sorted(losses, reverse=True)
+
+
+Keep = Callable[[int, str], bool]
+
+
+@pytest.mark.parametrize("keep", [lambda at, loops: at % 2 == 0, lambda at, loops: at < 20, lambda at, loops: at > 5])
+def test_results_do_not_depend_on_what_was_known_before(text: Any, raced_by_four: Notes, keep: Keep) -> None:
+    whole = raced_by_four
+    known = [one for at, (loops, one) in enumerate(whole.scored.items()) if keep(at, loops)]
+    measurer = _measurer(text, race=RACE, max_group=4)
+    groups, race_group = [], measurer.scorer.race_group
+    measurer.scorer.race_group = lambda group, leader: groups.append(tuple(group)) or race_group(group, leader)  # type: ignore[method-assign,func-returns-value]
+    again = _grid(measurer, known)
+    whole_groups = measurer.scorer.computer.groups(GRID)
+    assert all(len(group) == 1 or group in whole_groups for group in groups), "the rest of a group alone has other bits"
+    assert set(again.scored) == set(whole.scored)
+    for loops, one in whole.scored.items():
+        other = again.scored[loops].result
+        assert (other.status, other.share, other.values, other.reason) == (
+            one.result.status, one.result.share, one.result.values, one.result.reason
+        )  # fmt: skip
+
+
+def test_nothing_but_the_pilot_is_measured_again(text: Any, raced_by_four: Notes) -> None:
+    assert len(_grid(_measurer(text, race=RACE, max_group=4), list(raced_by_four.scored.values())).told) <= 1
+
+
+def test_a_replayed_search_races_on_against_the_same_leader(text: Any) -> None:
+    more = (parse_loops("1:5 x2 damped beta=0.5", NUM_LAYERS), parse_loops("0:5 x2 damped beta=0.5", NUM_LAYERS))
+    first, second = (_measurer(text, race=RACE, max_group=6) for _ in range(2))
+    whole = _grid(first)
+    second.replay(GRID, whole.known)
+    ends = []
+    for measurer in (first, second):
+        notes = Notes(list(whole.scored.values()))
+        measurer(more, 1.0, notes.known, notes.tell)
+        ends.append([notes.scored[format_loops(one)].result for one in more])
+    for ours, theirs in zip(*ends, strict=True):
+        assert (ours.status, ours.share, ours.values, ours.reason) == (theirs.status, theirs.share, theirs.values, theirs.reason)
+
+
+def test_a_ruined_candidate_in_a_race_is_a_result(text: Any) -> None:
+    model, _ = text
+    measurer = _measurer(text, race=RACE, max_group=3)
+    group = [parse_loops(one, NUM_LAYERS) for one in ("4:6 x2 damped beta=0.5", "4:6 x2 damped beta=0.25", "3:6 x2 damped beta=0.5")]
+    sound, _ = measurer.scorer.race_group(group, None)
+    handle = model.model.layers[3].mlp.register_forward_hook(lambda module, args, output: output * float("inf"))
+    try:
+        found, _ = measurer.scorer.race_group(group, None)
+    finally:
+        handle.remove()
+    assert [one.result.status for one in found] == ["scored", "scored", "ruined"] and "not finite" in (found[2].result.reason or "")
+    assert [one.result.status for one in sound] == ["scored"] * 3
+    for before, after in zip(sound[:2], found[:2], strict=True):
+        assert before.losses is not None and after.losses is not None and np.allclose(before.losses, after.losses, atol=1e-6)
