@@ -11,6 +11,7 @@ import tyro
 
 from ..cost import describe, read_shape
 from ..loops import CallSite, Loop, call_sites, format_loop, format_loops, parse_loops
+from ..nets.sizes import PREFIX, named
 from .console import UsageError, print_json, table
 
 
@@ -19,10 +20,11 @@ class Command:
     """Resolved layers, call sites and cost of a loop. No weights are needed.
 
     Example: loopwise show HuggingFaceTB/SmolLM2-135M-Instruct --loops "10:14 x2 damped beta=0.5"
+    Example: loopwise show nets:arloop-140m
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """A Hugging Face id, a folder, a config.json, or smollm2."""
+    """A Hugging Face id, a folder, a config.json, smollm2, or a network to train, e.g. nets:arloop-140m."""
     loops: str | None = None
     """The loops, e.g. "10:14 x2", "10-13 x2 damped beta=0.25 + 10.mlp x3 in pass 1"; default: the folder's own loop.json."""
     sites: bool = False
@@ -31,9 +33,10 @@ class Command:
     """Print JSON."""
 
     def run(self) -> None:
-        config = find_config(self.model)
+        config = named(self.model).as_config() if self.model.startswith(PREFIX) else find_config(self.model)
         shape = read_shape(config)
-        loops = parse_loops(_own_loops(config) if self.loops is None else self.loops, shape.num_layers)
+        given = _own_loops(config) if self.loops is None and isinstance(config, Path) else self.loops or "none"
+        loops = shape.loops_run(parse_loops(given, shape.num_layers))
         found = {"model": self.model, "loops": format_loops(loops), **describe(shape, loops)}
         sites = call_sites(loops, shape.num_layers)
         if self.json:
@@ -93,7 +96,7 @@ def _row(site: CallSite) -> list[str]:
 
 
 def _text(found: dict[str, Any], loops: tuple[Loop, ...]) -> str:
-    lines = [f"{found['model']}: {found['num_layers']} layers"]
+    lines = [f"{found['model']}: {found['num_layers']} layers, {found['parameters']:,} parameters"]
     for loop in loops:
         layers = f"layer {loop.start}" if loop.stop == loop.start + 1 else f"layers {loop.start} to {loop.stop - 1}"
         what = "the MLP half of " if loop.part == "mlp" else ""

@@ -47,7 +47,7 @@ class Breakdown:
     scores: float
     """Attention scores, and the state updates of linear attention; 0 without a context."""
     injection: float
-    """What runs at the start of every pass (``ModelShape.pass_parameters``)."""
+    """What runs at the start of every pass (``ModelShape.pass_parameters``), and once in a pass that loops (``once_parameters``)."""
 
     @property
     def total(self) -> float:
@@ -105,6 +105,7 @@ def cost_of(
     """The cost of ``shape`` with ``loops``.
 
     Args:
+        loops: none for the plain model, or for what an architecture with loops of its own runs by itself.
         context_tokens: count the attention scores of a token that sees this many tokens, itself included, and the cache then.
         kv_dtype_bytes: bytes of a number in the KV cache and the convolution states (2 for bf16).
 
@@ -118,7 +119,7 @@ def cost_of(
         raise CostError("the 6nd convention has no attention-score term; leave context_tokens out or use matrix")
     if context_tokens is not None and context_tokens < 1:
         raise CostError(f"context_tokens is {context_tokens}; a token sees at least itself, give 1 or more")
-    sites, plain = call_sites(tuple(loops), shape.num_layers), call_sites((), shape.num_layers)
+    sites, plain = call_sites(shape.loops_run(loops), shape.num_layers), call_sites((), shape.num_layers)
     passes = _layer_passes(shape, sites)
     parts = _breakdown(shape, sites, context_tokens) if convention == "matrix" else None
     flops, plain_flops = (_flops_per_token(shape, s, convention, context_tokens) for s in (sites, plain))
@@ -163,6 +164,7 @@ def _breakdown(shape: ModelShape, sites: tuple[CallSite, ...], context_tokens: i
             flops[layer.mixer] += 2 * layer.mixer_parameters
             flops["scores"] += 0 if context_tokens is None else layer.score_flops(context_tokens)
     injection = 2 * shape.pass_parameters * _passes_begun(sites) if shape.pass_parameters else 0
+    injection += 2 * shape.once_parameters if len(sites) > shape.num_layers else 0
     return Breakdown(head=2 * shape.head_parameters, injection=injection, **flops)
 
 

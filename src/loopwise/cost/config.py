@@ -27,7 +27,7 @@ def read_fields(config: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, 
     Raises:
         CostError: no such file, not JSON, an unknown ``model_type``, or a field with a value that cannot be.
     """
-    values, where = (config, "the configuration") if isinstance(config, Mapping) else _read_json(Path(config))
+    values, where = read_config(config)
     name, values = _language_model(values, where)
     family = FAMILIES[name]
     for field, reason in family.refused.items():
@@ -39,6 +39,15 @@ def read_fields(config: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, 
     fields["layer_types"] = _layer_types(family, values, fields, f"{where} ({name})")
     _derive(fields, f"{where} ({name})")
     return name, fields
+
+
+def read_config(config: Mapping[str, Any] | str | Path) -> tuple[Mapping[str, Any], str]:
+    """The contents of a config.json as they stand, and what messages call it.
+
+    Raises:
+        CostError: no such file, or not JSON.
+    """
+    return (config, "the configuration") if isinstance(config, Mapping) else _read_json(Path(config))
 
 
 def _read_json(path: Path) -> tuple[Mapping[str, Any], str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .config import read_fields
+from loopwise.loops import Loop, format_loops
+
+from .config import CostError, read_config, read_fields
 from .families import FAMILIES, LINEAR, SLIDING, Family
 
 Mixer = Literal["attention", "linear_attention"]
@@ -77,18 +79,34 @@ class ModelShape:
     vocab_size: int
     layers: tuple[LayerShape, ...]
     embedding_parameters: int
-    """The token table and, for learned positions, the position table: look-ups, no FLOPs."""
+    """The token table, tables of value embeddings and, for learned positions, the position table: look-ups, no FLOPs."""
     final_norm_parameters: int
+    """The norm before the head, and vectors that belong to no layer, such as depth queries: no FLOPs."""
     tied: bool
     """Whether the head is the embedding's own table. It costs the same FLOPs either way."""
     pass_parameters: int = 0
     """Matrix parameters that run once at the start of every pass of a loop, such as the adapter (2d x d) of an
-    input-injected core. No supported family has any; set it with `dataclasses.replace` for an architecture of your own."""
+    input-injected core. No family that loops are put into has any; set it with `dataclasses.replace` for an architecture of your own."""
+    once_parameters: int = 0
+    """Matrix parameters that run once in a forward pass that loops, such as Parcae's projection of what it injects."""
+    own_loops: tuple[Loop, ...] = ()
+    """The loops that the architecture itself runs: what costs count where no loops are given."""
 
     @property
     def num_layers(self) -> int:
         """Decoder layers, N."""
         return len(self.layers)
+
+    def loops_run(self, loops: Iterable[Loop]) -> tuple[Loop, ...]:
+        """The loops given, or else the architecture's own.
+
+        Raises:
+            CostError: both.
+        """
+        given = tuple(loops)
+        if given and self.own_loops and given != self.own_loops:
+            raise CostError(f"a {self.family} with loops of its own takes no further ones ({format_loops(given)}); leave loops out")
+        return given or self.own_loops
 
     @property
     def head_parameters(self) -> int:
@@ -100,7 +118,7 @@ class ModelShape:
         """All parameters stored, a tied head counted once: transformers' own count of the causal language model."""
         layers = sum(layer.mixer_parameters + layer.mlp_total_parameters + layer.other_parameters for layer in self.layers)
         head = 0 if self.tied else self.head_parameters
-        return layers + self.embedding_parameters + self.final_norm_parameters + head + self.pass_parameters
+        return layers + self.embedding_parameters + self.final_norm_parameters + head + self.pass_parameters + self.once_parameters
 
     @property
     def num_active_parameters(self) -> int:
@@ -114,6 +132,11 @@ def read_shape(config: Mapping[str, Any] | str | Path) -> ModelShape:
     Raises:
         CostError: the file cannot be read, the family is unknown (the message lists the supported ones), or a field is wrong.
     """
+    values, where = read_config(config)
+    from .looped import LOOPED, looped_shape  # it makes shapes, so it imports this module
+
+    if values.get("model_type") == LOOPED:
+        return looped_shape(values, where)
     name, fields = read_fields(config)
     family = FAMILIES[name]
     hidden, vocab = fields["hidden_size"], fields["vocab_size"]

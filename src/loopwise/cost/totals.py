@@ -51,7 +51,9 @@ def answer_flops(
     flops = (cost.flops_per_token - head) * fed + head * max(generated_tokens, 1)
     if scores:
         flops += sum(
-            shape.layers[site.layer].score_flops_up_to(fed) for site in _sites(tuple(loops), shape.num_layers) if site.part == "layer"
+            shape.layers[site.layer].score_flops_up_to(fed)
+            for site in _sites(shape.loops_run(loops), shape.num_layers)
+            if site.part == "layer"
         )
     return flops
 
@@ -77,7 +79,7 @@ def memory_bytes(shape: ModelShape, loops: Iterable[Loop], *, context_tokens: in
 
 def describe(shape: ModelShape, loops: Iterable[Loop], *, context_tokens: int | None = None, kv_dtype_bytes: int = 2) -> dict[str, Any]:
     """The account of a model with loops as plain JSON values: ``Cost`` in the matrix convention, and what it is the cost of."""
-    loops = tuple(loops)
+    loops = shape.loops_run(loops)
     cost = cost_of(shape, loops, context_tokens=context_tokens, kv_dtype_bytes=kv_dtype_bytes)
     nominal = cost_of(shape, loops, convention="6nd")
     kinds = [layer.mixer for layer in shape.layers]

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..loops import Loop, check_loops, parse_loops
+from ..nets import model as _looped_networks  # noqa: F401  # registers them with the Auto classes
 from .families import ModelError, decoder_layers
 from .sidecar import SIDECAR, check_base, copy_with_loops, hash_files, read_sidecar, write_sidecar
 from .surgery import insert, loops_of
