@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import threading
@@ -30,6 +31,7 @@ from loopwise.data import (
     without_wording,
     write_text_hashes,
 )
+from loopwise.loops import format_loops
 from loopwise.models import insert, save
 from loopwise.protocol import TrialError
 from loopwise.recipes.selection import check_apart, loops_of_study, read_selection
@@ -194,8 +196,8 @@ def test_searches_of_one_study_add_their_hashes(tmp_path: Path) -> None:
         ("[]", "damaged"),
         ('{"ngram": 13, "short_ngram": 5}', r"damaged \(KeyError\)"),
         ('{"ngram": 8, "short_ngram": 5, "documents": {}, "hashes": ["0123456789abcdef"]}', r"hashes of \(8, 5\) words"),
-        ('{"ngram": 13, "short_ngram": 5, "documents": {}, "hashes": []}', "holds no hashes"),
-        ('{"ngram": 13, "short_ngram": 5, "documents": {}, "hashes": ["no"]}', "holds no hashes"),
+        ('{"ngram": 13, "short_ngram": 5, "documents": {}, "hashes": ["no"]}', "holds something else than hashes"),
+        ('{"ngram": 13, "short_ngram": 5, "documents": {}, "hashes": ' + "[" * 200_000, r"damaged \(RecursionError\)"),
     ],
 )
 def test_hashes_that_cannot_be_read_are_named(tmp_path: Path, content: str | None, message: str) -> None:
@@ -211,7 +213,7 @@ def test_hashes_that_cannot_be_read_are_named(tmp_path: Path, content: str | Non
 
 def study(folder: Path, *texts: str, results: Iterable[CandidateResult] = ()) -> Path:
     """A study's folder, made on these texts."""
-    StudyWriter(folder, {"model": "tiny", "mixture_sha256": "ab" * 32}).append(results)
+    StudyWriter(folder, {"model": "tiny", "num_layers": 6, "mixture_sha256": "ab" * 32}).append(results)
     write_text_hashes(folder, hash_documents(named_documents("web", texts)))
     return folder
 
@@ -283,7 +285,7 @@ def test_a_trial_apart_from_the_selection_text_takes_the_best_loops_and_says_who
     assert len(records) == 3
     assert json.loads((out / "plan.json").read_text())["loops"] == LOOPS
     assert read_selection(out) == {"study": "study", "mixture_sha256": "ab" * 32}
-    StudyWriter(folder, {"model": "tiny", "mixture_sha256": "ab" * 32}).append([result("4:6 x2", 0.5)])
+    StudyWriter(folder, {"model": "tiny", "num_layers": 6, "mixture_sha256": "ab" * 32}).append([result("4:6 x2", 0.5)])
     assert trial(base, out=out, budgets=(4,), settings=settings) == records, (
         "a study that has grown does not change a trial that is under way"
     )
@@ -320,6 +322,55 @@ def test_a_study_that_cannot_choose_is_refused(base: Path, tmp_path: Path, capsy
     error = capsys.readouterr().err
     assert error.startswith("loopwise trial: ") and "has no text_hashes.json" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_study_of_the_divergence_gives_its_lowest_and_calibrated_loss_goes_before_it(tmp_path: Path) -> None:
+    from loopwise.models import resolve
+
+    save(tiny_model("llama"), tiny_tokenizer(), tmp_path / "base")  # type: ignore[arg-type]
+    nearest = result("2:4 x2", 3.0, measure="text+kl", values={"loss_nats": 3.0, "kl_nats": 0.1})
+    other = result("1:3 x2", 2.0, measure="text+kl", values={"loss_nats": 2.0, "kl_nats": 0.4})
+    folder = study(tmp_path / "study", FILLER, results=(result("", 1.0), other, nearest))
+    source = resolve(tmp_path / "base")
+    assert format_loops(loops_of_study(source, folder, tmp_path / "out")) == "2:4 x2"
+    study(folder, FILLER, results=[result("3:5 x2", 9.0)])
+    assert format_loops(loops_of_study(source, folder, tmp_path / "out")) == "3:5 x2"
+
+
+def test_underscores_part_words_and_marks_that_nobody_sees_part_none() -> None:
+    question = QUESTION.split(". Each")[0]
+    assert found(QUESTION, FILLER + QUESTION.replace(" ", "_") + FILLER)
+    assert found(question, f"{FILLER} _{question}._ {FILLER}") and shingle_hashes("a_b c d e f") == shingle_hashes("a b c d e f")
+    for mark in "\u00ad\u200d\u2060\ufeff":
+        assert found(QUESTION, QUESTION.replace("plum", f"pl{mark}um").replace("take", f"{mark}ta{mark}ke"))
+
+
+def test_a_study_that_read_no_text_has_no_hashes_and_is_joined_later(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_text_hashes(tmp_path, hash_documents(()))
+        assert read_text_hashes(tmp_path) == TextHashes(documents={}, hashes=frozenset())
+    check_apart(study(tmp_path / "study"), [LADDER], data=None, limit=4)
+    text = hash_documents(named_documents("web", [QUESTION]))
+    write_text_hashes(tmp_path, text)
+    assert read_text_hashes(tmp_path) == text
+    write_text_hashes(tmp_path, hash_documents(()))
+    assert read_text_hashes(tmp_path) == text
+
+
+def test_hashes_that_do_not_fit_on_the_disk_leave_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = hash_documents(named_documents("web", [QUESTION]))
+    write_text_hashes(tmp_path, text)
+
+    def full(file: Path, content: str, encoding: str) -> int:
+        with open(file, "w", encoding=encoding) as part:
+            part.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left on device; the hashes that were there stay, the same command goes on") as caught:
+            write_text_hashes(tmp_path, hash_documents(named_documents("more", [FILLER])))
+    assert "\n" not in str(caught.value) and read_text_hashes(tmp_path) == text and not list(tmp_path.glob("*.part"))
 
 
 def test_hashes_join() -> None:

@@ -116,6 +116,46 @@ def test_a_study_that_has_only_begun(tmp_path: Path) -> None:
     assert "The unlooped model has no result yet" not in text and (tmp_path / "figures" / "temperature.svg").exists()
 
 
+def test_a_study_whose_candidates_are_all_ruined_says_so(tmp_path: Path) -> None:
+    plain, ruined = studies.measured("none")[0], [replace(studies.measured(loops)[0], status="ruined", values={}) for loops in GRID[:4]]
+    text = render(tmp_path, [plain, *ruined[:2]])
+    assert "All 2 candidates are ruined so far" in text and "may still be running" not in text and "smaller" not in text
+    assert "Try other places, fewer passes or a larger beta" in text
+    writer = StudyWriter(tmp_path, studies.header())
+    writer.append(ruined[2:])
+    studies.search(writer, "grid", GRID[:4])
+    render_study(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "All 4 candidates are ruined" in text and "so far" not in text and " yet." not in text.split("How to read")[0].split("summary")[0]
+    )
+
+
+def test_whether_a_search_has_ended_is_known_of_a_grid_and_of_spent_evaluations(tmp_path: Path) -> None:
+    part = [replace(studies.measured(loops)[0], share=0.25) for loops in GRID[:6]]
+    for name, header, ended in (
+        ("grid", {"evaluations": None}, True),
+        ("grid", {"evaluations": None, "space": {"num_candidates": 7}}, False),
+        ("random", {"evaluations": 1.5}, True),
+        ("random", {"evaluations": 60}, False),
+        ("greedy", {"evaluations": None}, False),
+    ):
+        folder = tmp_path / f"{name}{header}".replace("/", "")
+        writer = StudyWriter(folder, studies.header())
+        writer.append(part)
+        studies.search(writer, name, GRID[:6], **header)
+        render_study(folder)
+        text = (folder / "report.md").read_text()
+        assert view_study(folder).has_ended is ended
+        assert ("The searches have ended, and no candidate has a score on the whole text" in text) is ended
+        assert ("Where a search still runs" in text) is not ended
+
+
+def test_the_next_step_names_the_study(study: Path) -> None:
+    best = view_study(study).scored[0].loops
+    assert f'loopwise trial SmolLM2-135M-Instruct --loops "{best}" --placement {study} --out TRIAL' in (study / "report.md").read_text()
+
+
 def test_none_better_and_none_told_apart_are_said(tmp_path: Path) -> None:
     plain = studies.measured("none")[0]
     worse = studies.measured("2:6 x2")[0]

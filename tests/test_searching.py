@@ -92,7 +92,7 @@ def test_the_limit_is_exact_and_every_step_is_on_record(tmp_path: Path, algorith
     [trace] = study.searches
     assert trace.steps == steps and trace.name == f"{algorithm}-ppl_t-3"
     assert (trace.header["algorithm"], trace.header["seed"], trace.header["evaluations"]) == (algorithm, 3, limit)
-    assert {result.key for result in study.results} == {("text", loops, share) for loops, share in measurer.measured}
+    assert {result.key for result in study.results} == {("text", loops, share, "") for loops, share in measurer.measured}
     best: tuple[float, str | None] = (math.inf, None)
     for number, step in enumerate(steps):
         assert step.number == number and 0 < len(step.loops) == len(step.scores)
@@ -240,9 +240,26 @@ def test_what_a_race_dropped_guides_but_never_leads(tmp_path: Path) -> None:
     assert plain.measured == [(best, 1.0)] and again[-1].best == best
     run(tmp_path, Synthetic(drop=lambda loops: True), algorithm="random", evaluations=9, dropped_counts=True)
     ledger = Ledger(StudyWriter(tmp_path, HEADER), Ranks())
-    ledger.add([Synthetic(drop=lambda loops: True).scored(one, 1.0) for one in SPACE])
-    dropped = [result.loops for result in read_study(tmp_path).results if result.status == "dropped"]
-    assert dropped == [best], "what was scored on the whole text is not called dropped later"
+    ledger.add([Synthetic(drop=lambda loops: True).scored(one, 1.0) for one in SPACE], "random")
+    results = read_study(tmp_path).results
+    assert not [result for result in results if result.status == "dropped"], "what was scored on the whole text is not called dropped"
+
+
+def test_what_one_race_dropped_another_search_measures_itself(tmp_path: Path) -> None:
+    """The leader of a wide search may be no candidate of a narrower one, which has a best of its own."""
+    narrow = Space(shape=SPACE.shape, widths=(3,), passes=(2,), betas=(0.5,))
+    run(tmp_path, Synthetic(drop=lambda loops: loops != "5:8 x2 damped beta=0.25"), dropped_counts=True)
+    steps = run(tmp_path, measurer := Synthetic(), space=narrow, name="narrow", dropped_counts=True)
+    assert len(measurer.measured) == len(narrow) and steps[-1].best is not None
+
+
+def test_a_result_that_was_removed_is_measured_again(tmp_path: Path) -> None:
+    best = run(tmp_path, Synthetic())[-1].best
+    assert best is not None
+    lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_text("".join(line for line in lines if f'"{best}"' not in line))
+    assert run(tmp_path, measurer := Synthetic())[-1].best == best
+    assert measurer.measured == [(best, 1.0)] and best in {result.loops for result in read_study(tmp_path).results}
 
 
 def test_a_space_of_ruined_candidates_has_no_best() -> None:

@@ -45,6 +45,10 @@ def test_users_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
         ("a.jsonl", '{"body": "x"}', r"line 1: needs a 'text'"),
         ("a.jsonl", '{"text": "x", "domain": 3}', r"line 1: domain is 3"),
         ("a.jsonl", "\n", "holds no text"),
+        ("a.jsonl", '{"text": "x"}\n{"text": "y", "id": ' + "1" * 5000 + "}", r"a\.jsonl, line 2: not a JSON object"),
+        ("a.jsonl", '{"text": "x"}\n' + "[" * 200_000, r"a\.jsonl, line 2: not a JSON object"),
+        ("a.jsonl", '{"text": "x"}\n{"text": "a \\ud83d b"}', r"a\.jsonl, line 2: the text has '\\ud83d', half of a character"),
+        ("a.jsonl", '{"text": "x", "domain": "\\udc00"}', r"a\.jsonl, line 1: the domain has '\\udc00', half of a character"),
         ("a.txt", "  \n\n ", "holds no text"),
         ("a.csv", "x", r"\.txt or \.jsonl files, not from \.csv"),
         ("a.txt", b"\xff\xfe\xff", "not UTF-8"),
@@ -53,10 +57,28 @@ def test_users_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as caught:
         read_documents(file)
+    assert "\n" not in str(caught.value)
+    str(caught.value).encode()
     with pytest.raises(DataError, match="no such file"):
         read_documents(tmp_path / "missing.txt")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", '{"text": "one"}\n'), ("a.txt", "one")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        assert [document.text for document in read_documents(tmp_path / name)] == ["one"]
+
+
+def test_a_text_that_is_there_twice_is_one_document(tmp_path: Path) -> None:
+    one = write_rows(tmp_path / "one.jsonl", [{"text": "same"}, {"text": "same\n"}, {"text": "mine"}])
+    two = write_rows(tmp_path / "two.jsonl", [{"text": "yours"}, {"text": "same"}])
+    found = [(document.name, document.domain, document.text) for document in read_sources([f"a={one}", f"b={two}"])]
+    assert found == [("one.jsonl:1", "a", "same"), ("one.jsonl:3", "a", "mine"), ("two.jsonl:1", "b", "yours")]
+    (tmp_path / "copy.jsonl").write_bytes(one.read_bytes())
+    with pytest.raises(DataError, match=r"copy\.jsonl: all its text is in the sources before it; leave it out"):
+        read_sources([f"a={one}", f"b={tmp_path / 'copy.jsonl'}"])
 
 
 def write_rows(file: Path, rows: list[Any]) -> Path:

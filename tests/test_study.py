@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import multiprocessing
 import os
 import threading
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loopwise.cli import main
 from loopwise.records import CandidateResult, RecordsError, StepOfSearch, StudyError, StudyWriter, read_losses, read_study
+from loopwise.records import study as study_module
 
 HEADER: dict[str, Any] = {"model": "tiny", "model_hash": "1", "mixture_sha256": "2", "num_layers": 12, "started": "now"}
+GRID: dict[str, Any] = {"algorithm": "grid", "objective": "ppl_t", "space": {"num_candidates": 2}}
 
 
 def result(number: int, **more: Any) -> CandidateResult:
@@ -36,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     writer.append([result(1), ruined, result(1, share=0.25)], {"1:3 x2": np.arange(5, dtype=np.float32)})
     writer.append([result(1), result(3, measure="accuracy:ladder", values={"accuracy": 0.5})])
     writer.append([result(0, loops="", layer_pass_ratio=1.0)])
-    trace = writer.search("grid", {"algorithm": "grid"})
+    trace = writer.search("grid", GRID)
     trace.append(step(0))
     study = read_study(tmp_path / "a" / "study")
     assert study.header == HEADER
@@ -45,13 +49,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         result(0, loops="", layer_pass_ratio=1.0),
     )  # fmt: skip
     assert study.unlooped == study.results[-1]
-    assert [(one.name, one.header, one.steps) for one in study.searches] == [("grid", {"algorithm": "grid"}, (step(0),))]
+    assert [(one.name, one.header, one.steps) for one in study.searches] == [("grid", GRID, (step(0),))]
     losses = read_losses(study.folder, "1:3 x2")
     assert losses is not None and losses.tolist() == [0, 1, 2, 3, 4] and read_losses(study.folder, "2:4 x2") is None
     again = StudyWriter(tmp_path / "a" / "study", HEADER)
     assert again.results == writer.results and again.find("1:3 x2", share=0.25) == result(1, share=0.25)
     trace.close()
-    assert again.search("grid", {"algorithm": "grid"}).steps == (step(0),)
+    assert again.search("grid", GRID).steps == (step(0),)
 
 
 def test_the_first_result_of_a_candidate_stands(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_several_processes_write_one_study_that_is_readable_all_the_time(tmp_pat
         assert one.exitcode == 0
     assert counts == sorted(counts)
     study = read_study(tmp_path)
-    assert {found.key for found in study.results} == {("text", f"{n}:{n + 2} x2", share) for n in range(55) for share in (1.0, 0.5)}
+    assert {found.key for found in study.results} == {("text", f"{n}:{n + 2} x2", share, "") for n in range(55) for share in (1.0, 0.5)}
     for found in study.results:
         losses = read_losses(tmp_path, found.loops)
         assert losses is not None and found == result(int(found.loops.split(":")[0]), share=found.share)
@@ -132,7 +136,7 @@ def test_a_reader_waits_for_nobody_and_a_writer_waits_its_turn(tmp_path: Path) -
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StudyWriter(tmp_path, HEADER)
     writer.append([result(1)])
-    trace = writer.search("grid", {"algorithm": "grid"})
+    trace = writer.search("grid", GRID)
     trace.append(step(0))
     before = (tmp_path / "results.jsonl").read_bytes()
     own = os.write
@@ -193,6 +197,78 @@ def test_damage_is_named_with_its_line(tmp_path: Path) -> None:
             assert "\n" not in str(caught.value) and isinstance(caught.value, RecordsError)
     with pytest.raises(StudyError, match="holds no study"):
         read_study(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("file", "header", "message"),
+    [
+        ("study.json", {}, r"study\.json: has no 'model'; put back a copy"),
+        ("study.json", {"model": "tiny"}, r"study\.json: has no 'num_layers'"),
+        ("study.json", {"model": "tiny", "num_layers": "12"}, r"study\.json: num_layers is '12', not a whole number"),
+        ("searches/grid/search.json", {}, r"search\.json: has no 'algorithm'"),
+        ("searches/grid/search.json", {"algorithm": "tpe"}, r"search\.json: has no 'objective'"),
+        ("searches/grid/search.json", {"algorithm": "grid", "objective": "ppl_t"}, r"search\.json: has no 'space'"),
+        ("searches/grid/search.json", GRID | {"space": {}}, r"search\.json: has no 'space.num_candidates'"),
+    ],
+)
+def test_a_header_without_what_readers_need_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, header: dict[str, Any], message: str
+) -> None:
+    StudyWriter(tmp_path, HEADER).search("grid", GRID).close()
+    (tmp_path / file).write_text(json.dumps(header))
+    with pytest.raises(StudyError, match=message):
+        read_study(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert error.startswith("loopwise report: ") and error.count("\n") == 1
+
+
+def test_of_two_headers_at_once_exactly_one_binds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, winners = study_module.write_json, list[StudyWriter]()
+
+    def overtaken(file: Path, value: Any) -> None:
+        if not winners:
+            monkeypatch.setattr(study_module, "write_json", own)
+            winners.append(StudyWriter(tmp_path, HEADER | {"mixture_sha256": "theirs"}))
+        own(file, value)
+
+    monkeypatch.setattr(study_module, "write_json", overtaken)  # another process binds it after we have looked
+    with pytest.raises(StudyError, match=r"was made with another mixture_sha256 \('theirs', now 'ours'\)"):
+        StudyWriter(tmp_path, HEADER | {"mixture_sha256": "ours"})
+    assert read_study(tmp_path).header == winners[0].header == HEADER | {"mixture_sha256": "theirs"}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["losses", "study.json"]
+
+
+def test_a_second_writer_of_a_search_is_refused_before_its_header_is_looked_at(tmp_path: Path) -> None:
+    writer = StudyWriter(tmp_path, HEADER)
+    trace = writer.search("grid", GRID)
+    with pytest.raises(StudyError, match="another process is running this search"):
+        writer.search("grid", GRID | {"seed": 9})
+    trace.close()
+    with pytest.raises(StudyError, match="was made with another seed"):
+        writer.search("grid", GRID | {"seed": 9})
+    writer.search("grid", GRID).close()  # what was refused let go of its lock
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "/a", "a\\b", "../a"])
+def test_a_name_that_is_none_for_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StudyError, match="is no name for a search's folder; give --name") as caught:
+        StudyWriter(tmp_path, HEADER).search(name, GRID)
+    assert "\n" not in str(caught.value) and not (tmp_path / "searches").exists() and not (tmp_path / "search.json").exists()
+
+
+def test_a_header_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Path, content: str, encoding: str) -> int:
+        with open(file, "w", encoding=encoding) as part:
+            part.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left on device; what was written before is safe, the same command goes on"):
+            StudyWriter(tmp_path, HEADER)
+    assert [file.name for file in tmp_path.iterdir()] == ["losses"]
 
 
 def test_infinities_are_not_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from loopwise.models import load, loops_of, model_hash
 from loopwise.placement import PlacementError
 from loopwise.protocol import TrialError
 from loopwise.recipes.validation import ValidationSettings, validate
-from loopwise.records import CandidateResult, Record, Run, StudyWriter, write_json
+from loopwise.records import CandidateResult, Record, Run, StudyError, StudyWriter, write_json
 from loopwise.stats import Bootstrap, StatsError, score_accuracy_rho
 from loopwise.tasks import LADDER
 from tiny import tiny_model, tiny_tokenizer
@@ -176,6 +176,42 @@ def test_placements_without_a_whole_score_are_refused_with_the_command_that_scor
     config = {"text": ["web=a.jsonl", "code=b.jsonl"], "stride": 8, "fit_tokens": 1024, "dtype": "auto", "algorithm": "random"}
     write_json(folder / "config.json", {"command": "place", "config": config})
     with pytest.raises(PlacementError, match=r"--name windows-2-x2-0.25 --text web=a.jsonl code=b.jsonl --stride 8$"):
+        validate(folder, tasks=["ladder"], settings=WIDTH2)
+
+
+def test_the_remedy_names_the_anchor_exactly(base: Path) -> None:
+    exact = ValidationSettings(width=2, step=1, limit=6, beta=1 / 3)
+    with pytest.raises(PlacementError, match=r"--betas 0.3333333333333333 --no-race --name windows-2-x2-0.3333333333333333 "):
+        validate(study(base), tasks=["ladder"], settings=exact)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget_tokens": 8}, "reserve_tokens .* takes the whole budget of 8"),
+        ({"budget_tokens": 0}, "budget_tokens is 0"),
+        ({"budget_tokens": 10**6}, "positions"),
+        ({"batch_size": 0}, "batch_size is 0; give at least 1"),
+        ({"limit": 0}, "limit is 0; give at least 1"),
+        ({"destroyed_nats": math.nan}, "destroyed_nats is nan"),
+    ],
+)
+def test_what_cannot_be_answered_leaves_no_folder_behind(base: Path, changes: dict[str, Any], message: str) -> None:
+    folder = study(base)
+    with pytest.raises(ValueError, match=message):
+        validate(
+            folder, tasks=["ladder"], settings=ValidationSettings(**{"width": 2, "step": 1, "limit": 6, "budget_tokens": 12} | changes)
+        )
+    assert not (folder / "validation").exists()
+    validate(folder, tasks=["ladder"], settings=WIDTH2)
+
+
+def test_a_study_without_its_models_hash_is_one_line(base: Path) -> None:
+    folder = study(base)
+    header = json.loads((folder / "study.json").read_text())
+    del header["model_hash"]
+    write_json(folder / "study.json", header)
+    with pytest.raises(StudyError, match=r"study\.json: has no 'model_hash'"):
         validate(folder, tasks=["ladder"], settings=WIDTH2)
 
 

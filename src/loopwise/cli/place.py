@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,7 @@ class Command:
     """Say how many candidates there are and about how long they take, and stop."""
     race: bool = True
     """Drop candidates as soon as the text read so far shows that they lose (objective ppl_t only)."""
-    race_error: float = 0.01
+    race_error: float = 0.02
     """Probability of dropping one that the whole text would put within one standard error of the leader."""
     fit_tokens: int = 1024
     """Tokens that temperatures are fitted on."""
@@ -72,6 +73,8 @@ class Command:
     """Tokens of one window of text."""
     stride: int = 2
     """Score every so many tokens."""
+    fit_stride: int = 4
+    """Fit temperatures on every so many tokens."""
     text_seed: int = 0
     """Of the choice of documents."""
     memory_gb: float = 2.0
@@ -92,6 +95,8 @@ class Command:
     """Print JSON."""
 
     def run(self) -> None:
+        if self.top < 1:
+            raise UsageError(f"--top {self.top}: give at least 1 candidate to print")
         settings = self._settings()
         if self.count:
             self._count(settings)
@@ -101,18 +106,14 @@ class Command:
             self._search(settings, self.out)
 
     def _settings(self) -> PlaceSettings:
-        from ..placement import DEPTH_RULE
         from ..recipes.placement import PlaceSettings, SpaceSettings, TextSettings
 
-        if self.objective == "kl" and len(self.widths) != 1:
-            raise UsageError("kl over several widths favours loops that do little; give one width, e.g. --widths 8 (and see --centre)")
-        centre = DEPTH_RULE if self.objective == "kl" and self.centre is None else self.centre
-        text = ("fit_tokens", "score_tokens", "window_tokens", "stride")
-        space = ("widths", "passes", "betas", "operators", "structures", "max_windows", "mlp_passes", "max_cost")
+        text = ("fit_tokens", "score_tokens", "window_tokens", "stride", "fit_stride")
+        space = ("widths", "passes", "betas", "operators", "structures", "max_windows", "mlp_passes", "centre", "max_cost")
         search = ("objective", "evaluations", "race", "race_error", "memory_gb", "items", "data", "name", "dtype", "device")
         return PlaceSettings(
             text=TextSettings(sources=self.text, seed=self.text_seed, **{name: getattr(self, name) for name in text}),
-            space=SpaceSettings(centre=centre, **{name: getattr(self, name) for name in space}),
+            space=SpaceSettings(**{name: getattr(self, name) for name in space}),
             algorithms=self.algorithm,
             seeds=self.seed,
             **{name: getattr(self, name) for name in search},
@@ -138,12 +139,13 @@ class Command:
             return
         save_config(out, "place", self)
         report = render_study(out)
-        best = ranked(study, settings.objective)[: self.top]
+        best = ranked(study, settings.objective, settings.search_names)[: self.top]
         if self.json:
             print_json({"best": [result.loops for result in best], "out": str(out), "report": str(report)})
             return
-        print(placement_summary(study, settings.objective, best))
+        print(placement_summary(study, settings.objective, settings.search_names, best))
         print(f"\nreport: {report}")
         if best:
-            command = f'loopwise trial {self.model} --loops "{best[0].loops}" --placement {out} --task ladder --out trials/placed'
+            model, folder = shlex.quote(self.model), shlex.quote(str(out))
+            command = f'loopwise trial {model} --loops "{best[0].loops}" --placement {folder} --task ladder --out trials/placed'
             print(f"whether a loop pays: {command}")

@@ -50,7 +50,7 @@ class Command:
         if self.json:
             print_json(found.to_json() | {"out": str(self.folder)})
             return
-        print(f"best by score: {found.best or 'nothing is scored on the whole text yet'}")
+        print(f"best by score: {found.best or 'no candidate has a score on the whole text'}")
         if found.near_best:
             print(
                 f"{len(found.near_best):,} of {found.num_compared:,} within one paired standard error of it: the rank among these is noise"

@@ -14,7 +14,7 @@ from .overlap import (
     without_wording,
     write_text_hashes,
 )
-from .sources import read_sources
+from .sources import check_sources, read_sources
 
 __all__ = [
     "TEXT_HASHES_FILE",
@@ -26,6 +26,7 @@ __all__ = [
     "Window",
     "balanced_mixture",
     "check_fits",
+    "check_sources",
     "hash_documents",
     "named_documents",
     "overlapping",

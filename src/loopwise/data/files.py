@@ -17,6 +17,7 @@ CHAT_FIELDS = (("role", "content"), ("from", "value"))
 """How the messages of a chat name their speaker and their text."""
 
 _TEXT_DOCUMENT_CHARACTERS = 4000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPEAKERS = {"human": "user", "gpt": "assistant"}
 
 
@@ -35,8 +36,7 @@ def read_documents(path: str | Path, *, domain: str | None = None, label: str | 
         DataError: no such file, another suffix, a damaged line, or no text.
     """
     path = Path(path)
-    if not path.name.endswith(SUFFIXES):
-        raise DataError(f"{path}: text is read from .txt or .jsonl files, not from {path.suffix or 'a name without suffix'}")
+    check_file(path)
     content = _read(path)
     label = label or path.name
     documents = _parse_text(content, label) if path.suffix == ".txt" else _parse_lines(content, path, label)
@@ -45,6 +45,18 @@ def read_documents(path: str | Path, *, domain: str | None = None, label: str | 
     if domain is None:
         return documents
     return tuple(Document(name=document.name, domain=domain, text=document.text) for document in documents)
+
+
+def check_file(path: Path) -> None:
+    """Check that a file is there and of a kind that is read.
+
+    Raises:
+        DataError: it is not.
+    """
+    if not path.name.endswith(SUFFIXES):
+        raise DataError(f"{path}: text is read from .txt or .jsonl files, not from {path.suffix or 'a name without suffix'}")
+    if not path.is_file():
+        raise DataError(f"{path}: {'is no file' if path.exists() else 'no such file'}")
 
 
 def chat_text(messages: Any) -> str | None:
@@ -71,7 +83,7 @@ def chat_text(messages: Any) -> str | None:
 def _read(path: Path) -> str:
     try:
         content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except UnicodeDecodeError:
@@ -97,7 +109,7 @@ def _parse_lines(content: str, path: Path, label: str) -> tuple[Document, ...]:
             continue
         try:
             values = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also of numbers and nesting beyond what Python reads
             raise DataError(f"{path}, line {number}: not a JSON object ({line[:40]!r}...)") from None
         text = _row_text(values)
         if not isinstance(text, str) or not text.strip():
@@ -105,6 +117,12 @@ def _parse_lines(content: str, path: Path, label: str) -> tuple[Document, ...]:
         domain = values.get("domain", "text")
         if not isinstance(domain, str) or not domain:
             raise DataError(f"{path}, line {number}: domain is {domain!r}; give a name or leave it out")
+        for name, value in (("text", text), ("domain", domain)):
+            if half := _SURROGATE.search(value):
+                raise DataError(
+                    f"{path}, line {number}: the {name} has {half[0]!r}, half of a character; write the line again from its source, "
+                    "or take it out"
+                )
         documents.append(Document(name=f"{label}:{number}", domain=domain, text=text))
     return tuple(documents)
 

@@ -10,6 +10,7 @@ A study keeps hashes, not text: `write_text_hashes` writes them into its folder,
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -33,10 +34,15 @@ _HEX_DIGITS = 16
 _WRITTEN_AGAIN = "remove it, and the same loopwise place command writes it again"
 _SENTENCE_END = "."
 # Runs of letters and digits, each Chinese or Japanese character, and the signs of a calculation, which are all that tells
-# "3 + 4 * 5" from "3 * 4 + 5"; then the ends of sentences. Other punctuation is no part of the wording.
+# "3 + 4 * 5" from "3 * 4 + 5"; then the ends of sentences. Other punctuation, _ included, is no part of
+# the wording.
 _WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[-+*/^%=(](?=[\s(]*\d)|(?P<end>(?:[?!\u3002]|\.(?!\w))+)"
+    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+|[-+*/^%=(](?=[\s(]*\d)|(?P<end>(?:[?!\u3002]|\.(?![^\W_]))+)"
 )
+
+
+# Marks inside words that nobody sees: soft hyphens, joiners, byte order and writing direction.
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200c\u200d\u200e\u200f\u2060\ufeff"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class TextHashes:
     documents: Mapping[str, str]
     """The domain of every document, by its name."""
     hashes: frozenset[str]
-    """Of every 13-gram of their words, and of every 5-gram of their words and ends of sentences."""
+    """Of every 13-gram of their words, and of every 5-gram of their words and ends of sentences; none where no text was read."""
 
     def joined(self, other: TextHashes) -> TextHashes:
         """Both texts together."""
@@ -127,12 +133,23 @@ def write_text_hashes(folder: str | Path, hashes: TextHashes) -> Path:
                 return file
             hashes = there.joined(hashes)
         values = {"ngram": NGRAM, "short_ngram": SHORT_NGRAM, "documents": dict(sorted(hashes.documents.items()))}
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(values | {"hashes": sorted(hashes.hashes)}, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(file)
+        _write_whole(file, json.dumps(values | {"hashes": sorted(hashes.hashes)}, ensure_ascii=False) + "\n")
     finally:
         os.close(lock)
     return file
+
+
+def _write_whole(file: Path, content: str) -> None:
+    part = file.with_suffix(".part")
+    try:
+        part.write_text(content, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OSError(
+            error.errno, f"{error.strerror}; the hashes that were there stay, the same command goes on when there is room", str(file)
+        ) from None
 
 
 def read_text_hashes(folder: str | Path) -> TextHashes:
@@ -149,18 +166,18 @@ def read_text_hashes(folder: str | Path) -> TextHashes:
         raise DataError(
             f"{folder}: has no {TEXT_HASHES_FILE}, so nobody can say what text it was made on; give a folder that loopwise place wrote"
         ) from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"{file}: damaged ({type(error).__name__}); {_WRITTEN_AGAIN}") from None
     if ngrams != (NGRAM, SHORT_NGRAM):
         raise DataError(f"{file}: has hashes of {ngrams} words, not of {NGRAM} and {SHORT_NGRAM}; make the study again with this version")
-    if not hashes or not all(isinstance(one, str) and len(one) == _HEX_DIGITS for one in hashes):
-        raise DataError(f"{file}: holds no hashes of text; {_WRITTEN_AGAIN}")
+    if not all(isinstance(one, str) and len(one) == _HEX_DIGITS for one in hashes):
+        raise DataError(f"{file}: holds something else than hashes of text; {_WRITTEN_AGAIN}")
     return TextHashes(documents=documents, hashes=hashes)
 
 
 def _marked_words(text: str) -> list[str]:
     """The lower-cased words of a text and the ends of its sentences, without its spacing and other punctuation."""
-    found = _WORD.finditer(unicodedata.normalize("NFKC", text).lower())
+    found = _WORD.finditer(unicodedata.normalize("NFKC", text.translate(_INVISIBLE)).lower())
     return [_SENTENCE_END if match["end"] else match[0] for match in found]
 
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cost import Meter, ModelShape, answer_flops, read_shape
 from ..decoding import Completion, DecodingRule, generate, plan_batches, read_chat, score_letters
+from ..decoding.batch import check_prompts
+from ..decoding.rows import write_script
 from ..loops import Loop
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
@@ -88,6 +90,10 @@ def evaluate(
         raise ValueError(f"no items of {task.name} to evaluate on; give at least one")
     chat = read_chat(model, tokenizer)
     prompts = [chat.encode(item.prompt, thinking=rule.thinking) for item in items]
+    plan_batches([len(prompt) for prompt in prompts], batch_size)
+    if task.kind != "letters":  # what `generate` refuses is refused here, before there is a run in the folder
+        write_script(rule, chat, budget, task.answer_opener)
+        check_prompts(model, prompts, budget)
     parity = parity or check_parity(model, prompts)
     header = run_header(
         model_facts(model),

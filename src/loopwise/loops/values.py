@@ -67,6 +67,8 @@ class Loop:
             raise LoopError(f"loop {self.span}: damped needs its anchor, e.g. beta=0.25 (0 never anchors, 1 is the plain span)")
         if self.beta is not None and not (isinstance(self.beta, (int, float)) and 0.0 <= self.beta <= 1.0):
             raise LoopError(f"loop {self.span}: beta={self.beta} is outside [0, 1]")
+        if self.beta == 0:  # -0.0 is written as another number
+            object.__setattr__(self, "beta", 0.0)
         if self.in_pass is not None and (not isinstance(self.in_pass, int) or isinstance(self.in_pass, bool) or self.in_pass < 1):
             raise LoopError(f"loop {self.span}: in pass {self.in_pass}; passes are counted from 1")
 

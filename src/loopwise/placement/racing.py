@@ -31,13 +31,13 @@ FEWEST_POSITIONS = 24
 class Race:
     """How candidates are dropped."""
 
-    error: float = 0.01
+    error: float = 0.02
     """Probability, over all looks at one candidate, that it is dropped although the whole text would put it within one paired
     standard error of the leader."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.error < 0.5:
-            raise ValueError(f"race error {self.error} is not in (0, 0.5); give e.g. 0.01")
+            raise ValueError(f"race error {self.error} is not in (0, 0.5); give e.g. 0.02")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ calibrated perplexity at every size from 1.7B to 32B and accuracy clearly at one
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -25,14 +26,18 @@ from loopwise.scoring import (
     PositionLogits,
     ScoringError,
     TextScore,
+    expansion,
     fit_temperature,
     losses_of,
     text_score,
 )
 
-from .racing import Losses, Race, look
+from .racing import Evidence, Losses, Race, look
 from .sharing import Computer
 from .space import Candidate
+
+LARGEST_STEP = 0.3
+"""How far from where losses are expanded, as a part of 1/T, a race takes the expansion at its word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +50,30 @@ class Scored:
 
 
 @dataclass(slots=True)
-class _Runner:
-    """One candidate on its way through the text."""
+class Runner:
+    """One candidate on its way through the text of a race."""
 
     candidate: Candidate
-    fit_kept: list[Tensor] = field(default_factory=list)
-    score_kept: list[Tensor] = field(default_factory=list)
-    fit_logits: list[PositionLogits] = field(default_factory=list)
-    temperature: float = 1.0
-    losses: list[Losses] = field(default_factory=list)
-    """At each look, the new positions' losses at the temperature of that look."""
+    inverse: float
+    """The 1/T about which its losses are expanded."""
+    expanded: list[Losses] = field(default_factory=list)
+    """Of each look, [3, positions]: the losses there, and their first two derivatives by 1/T."""
+    kept: list[Tensor] = field(default_factory=list)
+    """What the head needs to run again, batch by batch of the scoring split."""
     ended: Scored | None = None
+
+    def rested(self) -> Runner:
+        """Without the tensors: what is known of it, small enough to keep of every candidate and to send to other processes."""
+        return Runner(self.candidate, self.inverse, self.expanded, ended=self.ended)
+
+    def losses(self) -> Losses:
+        """Of what was read, at the one temperature that is best for it: at no other would the candidate look better."""
+        loss, slope, curvature = np.concatenate(self.expanded, axis=1).astype(np.float64)
+        total = float(curvature.sum())
+        step = -float(slope.sum()) / total if total > 0 else 0.0
+        step = min(max(step, -LARGEST_STEP * self.inverse), LARGEST_STEP * self.inverse)
+        best: Losses = (loss + slope * step + curvature * step**2 / 2).astype(np.float32)
+        return best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +81,17 @@ class Leader:
     """The best candidate when a wave of a race began."""
 
     candidate: Candidate
-    looks: tuple[Losses, ...]
-    """Its losses at each look, as a runner's."""
+    losses: Losses
+    """On the whole text, at its fitted temperature."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One candidate that is read to the text's end."""
+
+    candidate: Candidate
+    temperature: float = 1.0
+    ended: Scored | None = None
 
 
 class TextScorer:
@@ -101,92 +128,81 @@ class TextScorer:
         A ruined model is a result: losses that are not finite, or that no temperature can calibrate.
         """
         began = time.monotonic()
-        fit, score = self._parts(share)
-        runners = [_Runner(candidate) for candidate in group]
-        for batch in fit:
-            for runner, kept in zip(runners, self.computer.kept(group, batch), strict=True):
-                runner.fit_logits.append(self.computer.logits(kept, batch))
-        for runner in runners:
-            self._calibrate(runner, share)
-        rows: list[list[Losses]] = [[] for _ in runners]
-        divergences: list[list[Losses]] = [[] for _ in runners]
-        for batch in score:
-            living = [number for number, runner in enumerate(runners) if runner.ended is None]
+        readers = [_Reader(candidate) for candidate in group]
+        self._calibrate(readers, share)
+        rows: list[list[Losses]] = [[] for _ in readers]
+        divergences: list[list[Losses]] = [[] for _ in readers]
+        for batch in self._parts(share)[1]:
+            living = [number for number, reader in enumerate(readers) if reader.ended is None]
             if not living:
                 break
             for number, kept in zip(living, self.computer.kept([group[n] for n in living], batch), strict=True):
                 logits = self.computer.logits(kept, batch)
-                rows[number].append(losses_of(logits, (1.0, runners[number].temperature)))
+                rows[number].append(losses_of(logits, (1.0, readers[number].temperature)))
                 if self.with_kl:
                     divergences[number].append(self._divergence(logits, batch))
-        for number, runner in enumerate(runners):
-            if runner.ended is None:
+        for number, reader in enumerate(readers):
+            if reader.ended is None:
                 kl = float(np.mean(np.concatenate(divergences[number]), dtype=np.float64)) if self.with_kl else None
-                runner.ended = self._end(runner, np.concatenate(rows[number], axis=1), share, kl)
-        return _with_seconds(runners, time.monotonic() - began)
+                reader.ended = self._end(reader, np.concatenate(rows[number], axis=1), share, kl)
+        return _with_seconds(readers, time.monotonic() - began)
 
-    def race_group(self, group: Sequence[Candidate], leader: Leader | None) -> tuple[list[Scored], list[tuple[Losses, ...]]]:
-        """A group's candidates through the text, those that lose to ``leader`` only as far as it takes to see it.
-
-        Returns the results, and each candidate's losses look by look, for the next leader.
-        """
-        race = self.race
-        assert race is not None
+    def heat(self, group: Sequence[Candidate]) -> list[Runner]:
+        """A group's candidates on the first look of a race alone."""
         began = time.monotonic()
-        runners = [_Runner(candidate) for candidate in group]
-        looks = self._looks()
-        for number, (fit, score) in enumerate(looks, 1):
+        runners = [self._runner(candidate) for candidate in group]
+        self._look(runners, self.computer.score[0])
+        for runner in runners:
+            if runner.ended is not None:
+                runner.ended = _with_seconds([runner], (time.monotonic() - began) / len(group))[0]
+        return [runner.rested() for runner in runners]
+
+    def race_group(self, group: Sequence[Candidate], leader: Leader) -> list[Scored]:
+        """A group's candidates through the text, those that lose to ``leader`` only as far as it takes to see it."""
+        began = time.monotonic()
+        runners = [self._runner(candidate) for candidate in group]
+        for batch in self.computer.score:
             living = [runner for runner in runners if runner.ended is None]
             if not living:
                 break
-            self._read(living, fit, score)
+            self._look(living, batch)
             for runner in living:
-                if runner.ended is None and leader is not None and number < len(looks):
-                    self._compare(runner, leader)
-        for runner in runners:
-            if runner.ended is None:
-                self._finish(runner)
-        return _with_seconds(runners, time.monotonic() - began), [tuple(runner.losses) for runner in runners]
-
-    def _read(self, runners: list[_Runner], fit: Sequence[Batch], score: Sequence[Batch]) -> None:
-        """One look: the next batches of both splits."""
-        candidates = [runner.candidate for runner in runners]
-        for batch in fit:
-            for runner, kept in zip(runners, self.computer.kept(candidates, batch), strict=True):
-                runner.fit_kept.append(kept)
-                runner.fit_logits.append(self.computer.logits(kept, batch))
-        for runner in runners:
-            if fit:
-                self._calibrate(runner, None)
-        for batch in score:
-            for runner, kept in zip(runners, self.computer.kept(candidates, batch), strict=True):
-                runner.score_kept.append(kept)
                 if runner.ended is None:
-                    runner.losses.append(losses_of(self.computer.logits(kept, batch), (runner.temperature,))[0])
-                    if not np.isfinite(runner.losses[-1]).all():
-                        runner.ended = self._ruined(runner.candidate, 1.0, "its losses are not finite")
+                    self.compare(runner, leader)
+        self._finish([runner for runner in runners if runner.ended is None])
+        return _with_seconds(runners, time.monotonic() - began)
 
-    def _compare(self, runner: _Runner, leader: Leader) -> None:
+    def _runner(self, candidate: Candidate) -> Runner:
+        return Runner(candidate, 1 / self.start_temperature)
+
+    def _look(self, runners: Sequence[Runner], batch: Batch) -> None:
+        """The next batch of the scoring split."""
+        for runner, kept in zip(runners, self.computer.kept([runner.candidate for runner in runners], batch), strict=True):
+            logits = self.computer.logits(kept, batch)
+            if not runner.expanded:  # far from the unlooped model's temperature an expansion about that would not be near enough
+                with contextlib.suppress(ScoringError):
+                    runner.inverse = 1 / fit_temperature([logits], start=self.start_temperature)
+            runner.expanded.append(expansion(logits, runner.inverse).cpu().numpy())
+            runner.kept.append(kept)
+            if not np.isfinite(runner.expanded[-1]).all():
+                runner.ended = self._ruined(runner.candidate, 1.0, "its losses are not finite")
+
+    def estimate(self, runner: Runner) -> float:
+        """The candidate's mean loss in nats on the whole text, less the unlooped model's, from what it has read."""
+        return self._evidence(runner, self.unlooped().losses)[0].difference_nats
+
+    def compare(self, runner: Runner, leader: Leader) -> None:
         """Drop a candidate that the losses read so far show to lose to the leader."""
-        assert self.race is not None
+        evidence, part = self._evidence(runner, leader.losses)
+        if part == 1.0 or not evidence.dropped:  # with nothing left to read but windows too short to score it has come through
+            return
         plain = self.unlooped()
-        ours, theirs = np.concatenate(runner.losses), np.concatenate(leader.looks)
-        part = len(ours) / len(theirs)
-        if part == 1.0:  # nothing is left to read but windows too short to score: it has come through
-            return
-        behind = float(np.mean(plain.losses, dtype=np.float64) - np.mean(theirs, dtype=np.float64))
-        evidence = look(
-            self.race, ours, theirs[: len(ours)], plain.losses[: len(ours)], behind, part=part, num_looks=len(self._looks()) - 1
-        )
-        if not evidence.dropped:
-            return
-        difference = evidence.difference_nats - behind
+        difference = evidence.difference_nats - float(np.mean(plain.losses, dtype=np.float64) - np.mean(leader.losses, dtype=np.float64))
         values = {
-            "temperature": runner.temperature,
             "loss_nats": plain.loss_nats + difference,
             "difference_nats": difference,
             "leader_difference_nats": evidence.difference_nats,
-            "num_score_positions": float(len(ours)),
+            "num_score_positions": float(sum(rows.shape[1] for rows in runner.expanded)),
         }
         reason = (
             f"loses to {format_loops(leader.candidate)} by {evidence.difference_nats:.3g} nats, standard error "
@@ -194,40 +210,51 @@ class TextScorer:
         )
         runner.ended = Scored(result=self._result(runner.candidate, "dropped", part, values, None, reason))
 
-    def _finish(self, runner: _Runner) -> None:
-        """The exact score of a candidate that came through: the head once more, at the temperature of the whole fitting split."""
-        self._calibrate(runner, 1.0)
-        if runner.ended is not None:
+    def _evidence(self, runner: Runner, reference: Losses) -> tuple[Evidence, float]:
+        """What the losses read so far say against ``reference``, losses on the whole text; and how much of it was read."""
+        assert self.race is not None
+        ours, plain = runner.losses(), self.unlooped().losses
+        part = len(ours) / len(reference)
+        known = float(np.mean(plain, dtype=np.float64) - np.mean(reference, dtype=np.float64))
+        read = slice(0, len(ours))
+        num_looks = max(1, len(self.computer.score) - 1)
+        return look(self.race, ours, reference[read], plain[read], known, part=part, num_looks=num_looks), part
+
+    def _finish(self, runners: Sequence[Runner]) -> None:
+        """The exact scores of candidates that came through: the fitting split is read, and the head runs once more at its temperature."""
+        readers = [_Reader(runner.candidate) for runner in runners]
+        self._calibrate(readers, 1.0)
+        for runner, reader in zip(runners, readers, strict=True):
+            if reader.ended is None:
+                logits = (self.computer.logits(kept, batch) for kept, batch in zip(runner.kept, self.computer.score, strict=True))
+                rows = [losses_of(one, (1.0, reader.temperature)) for one in logits]
+                reader.ended = self._end(reader, np.concatenate(rows, axis=1), 1.0, None)
+            runner.ended = reader.ended
+
+    def _calibrate(self, readers: Sequence[_Reader], share: float) -> None:
+        """Fit temperatures on the first ``share`` of the fitting split."""
+        if not readers:
             return
-        rows, divergences = [], []
-        for kept, batch in zip(runner.score_kept, self.computer.score, strict=True):
-            logits = self.computer.logits(kept, batch)
-            rows.append(losses_of(logits, (1.0, runner.temperature)))
-            if self.with_kl:
-                divergences.append(self._divergence(logits, batch))
-        kl = float(np.mean(np.concatenate(divergences), dtype=np.float64)) if self.with_kl else None
-        runner.ended = self._end(runner, np.concatenate(rows, axis=1), 1.0, kl)
+        logits: list[list[PositionLogits]] = [[] for _ in readers]
+        for batch in self._parts(share)[0]:
+            for own, kept in zip(logits, self.computer.kept([reader.candidate for reader in readers], batch), strict=True):
+                own.append(self.computer.logits(kept, batch))
+        for reader, own in zip(readers, logits, strict=True):
+            try:
+                reader.temperature = fit_temperature(own, start=self.start_temperature)
+            except ScoringError as error:
+                reader.ended = self._ruined(reader.candidate, share, str(error))
 
-    def _calibrate(self, runner: _Runner, share: float | None) -> None:
-        """Fit the temperature; ``share`` None: on a part, where a race goes on with the last one if none can be fitted."""
-        try:
-            runner.temperature = fit_temperature(runner.fit_logits, start=self.start_temperature)
-        except ScoringError as error:
-            if share is not None or "not finite" in str(error):
-                runner.ended = self._ruined(runner.candidate, 1.0 if share is None else share, str(error))
-        if share is not None:
-            runner.fit_logits = []
-
-    def _end(self, runner: _Runner, losses: NDArray[np.float32], share: float, kl: float | None) -> Scored:
+    def _end(self, reader: _Reader, losses: NDArray[np.float32], share: float, kl: float | None) -> Scored:
         positions = sum(int((batch.targets >= 0).sum()) for batch in self._parts(share)[0])
         try:
-            score = text_score(runner.temperature, positions, losses)
+            score = text_score(reader.temperature, positions, losses)
         except ScoringError as error:
-            return self._ruined(runner.candidate, share, str(error))
+            return self._ruined(reader.candidate, share, str(error))
         values = self._values(score, self.unlooped(share)) | ({} if kl is None else {"kl_nats": kl})
         if not all(map(math.isfinite, values.values())):
-            return self._ruined(runner.candidate, share, "its perplexity is not finite")
-        return Scored(result=self._result(runner.candidate, "scored", share, values, None), losses=score.losses if share == 1.0 else None)
+            return self._ruined(reader.candidate, share, "its perplexity is not finite")
+        return Scored(result=self._result(reader.candidate, "scored", share, values, None), losses=score.losses if share == 1.0 else None)
 
     def _values(self, score: TextScore, plain: TextScore) -> dict[str, float]:
         differences = score.losses.astype(np.float64) - plain.losses
@@ -286,15 +313,6 @@ class TextScorer:
         """The first batches of both splits, of each as many as come nearest to the share, at least one."""
         return _first(self.computer.fit, share), _first(self.computer.score, share)
 
-    def _looks(self) -> list[tuple[Sequence[Batch], Sequence[Batch]]]:
-        """One scoring batch a look, and of the fitting split as much as keeps step with it."""
-        fit, score = self.computer.fit, self.computer.score
-        looks: list[tuple[Sequence[Batch], Sequence[Batch]]] = []
-        for number in range(len(score)):
-            low, high = (math.ceil(at * len(fit) / len(score)) for at in (number, number + 1))
-            looks.append((fit[low:high], score[number : number + 1]))
-        return looks
-
 
 def _first(batches: Sequence[Batch], share: float) -> Sequence[Batch]:
     ends = list(accumulate(int((batch.targets >= 0).sum()) for batch in batches))
@@ -302,7 +320,7 @@ def _first(batches: Sequence[Batch], share: float) -> Sequence[Batch]:
     return batches[: number + 1]
 
 
-def _with_seconds(runners: Sequence[_Runner], seconds: float) -> list[Scored]:
+def _with_seconds(runners: Sequence[Runner] | Sequence[_Reader], seconds: float) -> list[Scored]:
     """Each result with its equal share of the group's time."""
     found = []
     for runner in runners:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loopwise.cost import cost_of
 from loopwise.loops import format_loops
 from loopwise.records import CandidateResult, StepOfSearch, StudyWriter, TraceWriter
+from loopwise.records.study import Key
 
 from .algorithms import Ask, algorithm_named
 from .objectives import Objective
@@ -30,33 +32,35 @@ class Ledger:
 
     def __init__(self, study: StudyWriter | None, ranks: Ranks) -> None:
         self.study, self.ranks = study, ranks
-        self.results: dict[tuple[str, str, float], CandidateResult] = ranks.from_first(dict(study.results) if study else {})
-        self._dropped = {(result.measure, result.loops): result for result in self.results.values() if result.status == "dropped"}
+        self.results: dict[Key, CandidateResult] = ranks.from_first(dict(study.results) if study else {})
+        dropped = (result for result in self.results.values() if result.status == "dropped")
+        self._dropped = {(result.measure, result.loops, result.search): result for result in dropped}
 
-    def known(self, measure: str, loops: str, share: float = 1.0, *, dropped_counts: bool = True) -> CandidateResult | None:
-        """The result of a candidate on that part of the text; one that a race dropped may count for the whole text."""
-        found = self.results.get((measure, loops, share))
-        if found is None and share == 1.0 and dropped_counts:
-            found = self._dropped.get((measure, loops))
+    def known(self, measure: str, loops: str, share: float = 1.0, *, search: str | None = None) -> CandidateResult | None:
+        """The result of a candidate on that part of the text; one that the race of ``search`` dropped counts for the whole text."""
+        found = self.results.get((measure, loops, share, ""))
+        if found is None and share == 1.0 and search is not None:
+            found = self._dropped.get((measure, loops, search))
         return found
 
-    def add(self, scored: Sequence[Scored]) -> None:
+    def add(self, scored: Sequence[Scored], search: str | None = None) -> None:
         """Take results in, and write them down; what is known already, or is less than what is known, is left out.
 
         Raises:
             OSError: the disk is full; what was written before is safe.
         """
-        new = [one.result for one in scored if self._is_news(one.result)]
+        found = [replace(one.result, search=search) if one.result.status == "dropped" else one.result for one in scored]
+        new = [result for result in found if self._is_news(result)]
         if self.study:
             self.study.append(new, {one.result.loops: one.losses for one in scored if one.losses is not None})
         for result in new:
             self.results[result.key] = result
             if result.status == "dropped":
-                self._dropped[result.measure, result.loops] = result
+                self._dropped[result.measure, result.loops, result.search] = result
 
     def _is_news(self, result: CandidateResult) -> bool:
         """A candidate is measured again beside others of its group that are not known; a race may then drop what was scored."""
-        if result.status == "dropped" and (result.measure, result.loops, 1.0) in self.results:
+        if result.status == "dropped" and (result.measure, result.loops, 1.0, "") in self.results:
             return False
         return result.key not in self.results
 
@@ -80,7 +84,7 @@ def search(
     Args:
         measurer: None for an objective that needs no measuring.
         evaluations: stop after so many; a part of the text counts as that part. None: until the algorithm ends by itself.
-        dropped_counts: whether a candidate that a race dropped counts as measured.
+        dropped_counts: whether a candidate that this search's own race dropped counts as measured.
         name: the search's folder in the study.
         extra: more of what makes this search what it is, for its header.
 
@@ -99,7 +103,7 @@ def search(
     name = name or search_name(algorithm, objective, seed)
     trace = ledger.study.search(name, {**header, **(extra or {})}) if ledger.study else None
     try:
-        run = _Search(ledger, space, objective, measurer, dropped_counts, evaluations, trace, progress)
+        run = _Search(ledger, space, objective, measurer, name, dropped_counts, evaluations, trace, progress)
         return run.go(algorithm_named(algorithm)(space, seed))
     finally:
         if trace:
@@ -135,13 +139,14 @@ class _Search:
         space: Space,
         objective: Objective,
         measurer: Measurer | None,
+        name: str,
         dropped_counts: bool,
         evaluations: float | None,
         trace: TraceWriter | None,
         progress: Progress | None,
     ) -> None:
         self.ledger, self.space, self.objective, self.measurer = ledger, space, objective, measurer
-        self.dropped_counts, self.trace, self.progress = dropped_counts, trace, progress
+        self.name, self.dropped_counts, self.trace, self.progress = name, dropped_counts, trace, progress
         self.limit = math.inf if evaluations is None else evaluations
         self.recorded: tuple[StepOfSearch, ...] = ledger.ranks.from_first(trace.steps if trace else ())
         self.steps: list[StepOfSearch] = []
@@ -200,22 +205,29 @@ class _Search:
                 "give the search another --name, results are kept"
             )
         self.best = (math.inf if step.best_score is None else step.best_score, step.best)
-        if self.measurer:
+        if self.measurer and all(self._known(loops, share) for loops in step.loops):
             self.measurer.replay(candidates, lambda loops: self._known(loops, share))
+        elif self.measurer:  # somebody removed a damaged result
+            self._measure(candidates, share)
         return step
+
+    def _measure(self, candidates: Sequence[Candidate], share: float) -> None:
+        """Let the measurer see to it that every candidate has a result."""
+        assert self.measurer is not None
+        done = self.spent - len(candidates) * share
+
+        def tell(scored: Sequence[Scored]) -> None:
+            nonlocal done
+            self.ledger.add(scored, self.name)
+            done += len(scored) * share
+            if self.progress:
+                self.progress(min(done, self.spent), self._total())
+
+        self.measurer(candidates, share, lambda loops: self._known(loops, share), tell)
 
     def _measured(self, number: int, candidates: Sequence[Candidate], share: float) -> StepOfSearch:
         if self.measurer:
-            done = self.spent - len(candidates) * share
-
-            def tell(scored: Sequence[Scored]) -> None:
-                nonlocal done
-                self.ledger.add(scored)
-                done += len(scored) * share
-                if self.progress:
-                    self.progress(min(done, self.spent), self._total())
-
-            self.measurer(candidates, share, lambda loops: self._known(loops, share), tell)
+            self._measure(candidates, share)
         loops = tuple(map(format_loops, candidates))
         scores = tuple(self._score(candidate, one, share) for candidate, one in zip(candidates, loops, strict=True))
         self._account(loops, scores, share)
@@ -231,7 +243,7 @@ class _Search:
 
     def _known(self, loops: str, share: float) -> CandidateResult | None:
         assert self.objective.measure is not None
-        return self.ledger.known(self.objective.measure, loops, share, dropped_counts=self.dropped_counts)
+        return self.ledger.known(self.objective.measure, loops, share, search=self.name if self.dropped_counts else None)
 
     def _score(self, candidate: Candidate, loops: str, share: float) -> float | None:
         if self.objective.measure is None:

@@ -30,8 +30,8 @@ from .space import Candidate, PlacementError
 
 Progress = Callable[[int, int], None]
 MOST_SIDE_BY_SIDE = 32
-MOST_WINDOWS = 8
-"""Windows of the largest batch."""
+MOST_WINDOWS = 2
+"""Windows of the largest batch: more would be no faster with several candidates side by side, and races would look more seldom."""
 ROWS_TOKENS = 2048
 """Tokens that the layers after a loop run over at once: enough for matrix products to be efficient on CPUs."""
 
@@ -61,6 +61,7 @@ def text_computer(
     mixture: TextMixture,
     *,
     stride: int = 2,
+    fit_stride: int | None = None,
     batch_windows: int = 1,
     memory_bytes: int = 2 << 30,
     max_group: int | None = None,
@@ -70,6 +71,7 @@ def text_computer(
     """A `SharedText`, or a `GenericText` where a forward does more than call its layers one after the other.
 
     Args:
+        stride: every how many tokens of the scoring split one is scored; ``fit_stride`` of the fitting split, by default the same.
         batch_windows: windows of the first batch; see `growing_batches`.
         memory_bytes: what kept states and a group at work may take; states that do not fit go into a file in ``folder``.
         max_group: candidates side by side; None takes as many as fill `ROWS_TOKENS` and the memory, 1 gives exact bits.
@@ -84,7 +86,8 @@ def text_computer(
         )
     device = next(model.parameters()).device
     model_forward(model)  # refuses a model in training mode
-    fit, score = (growing_batches(mixture.token_ids(split), stride, batch_windows, device) for split in ("fit", "score"))
+    fit = growing_batches(mixture.token_ids("fit"), stride if fit_stride is None else fit_stride, batch_windows, device)
+    score = growing_batches(mixture.token_ids("score"), stride, batch_windows, device)
     try:
         return SharedText(model, fit, score, memory_bytes=memory_bytes, max_group=max_group, folder=folder, progress=progress)
     except ModelError:
@@ -92,8 +95,7 @@ def text_computer(
 
 
 def growing_batches(windows: Sequence[Sequence[int]], stride: int, first: int, device: torch.device | str) -> tuple[Batch, ...]:
-    """Windows as batches, each as large as all before it together: a race looks early and seldom, and most of the text is
-    read in batches that are efficient.
+    """Windows as batches that grow from ``first`` windows to `MOST_WINDOWS`: a race's first look is early.
 
     Raises:
         ScoringError: as `make_batches`.
@@ -258,18 +260,16 @@ class _States:
 
 
 class _SpilledStates:
-    """States in a file that is mapped into memory; it is gone when the object is."""
+    """States in a file that is mapped into memory and has no name any more: whatever ends the process, its room is free again."""
 
     def __init__(self, num_bytes: int, folder: Path | None) -> None:
-        self._file = tempfile.NamedTemporaryFile(prefix="states-", dir=folder)  # noqa: SIM115 (it lives as long as the states)
-        try:
-            os.posix_fallocate(self._file.fileno(), 0, num_bytes)  # a mapped file that cannot grow would end the process
-        except OSError as error:
-            name, self._file = self._file.name, None  # type: ignore[assignment]
-            raise OSError(
-                error.errno, f"{error.strerror}: {num_bytes / 1e9:.1f} GB are needed for kept states; raise --memory-gb or make room", name
-            ) from None
-        self._mapped = torch.from_file(self._file.name, shared=True, size=num_bytes, dtype=torch.uint8)
+        with tempfile.NamedTemporaryFile(prefix="states-", dir=folder) as file:  # mapped by its name, which is gone at the end
+            try:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # a mapped file that cannot grow would end the process
+            except OSError as error:
+                what = f"{error.strerror}: {num_bytes / 1e9:.1f} GB are needed for kept states; raise --memory-gb or make room"
+                raise OSError(error.errno, what, file.name) from None
+            self._mapped = torch.from_file(file.name, shared=True, size=num_bytes, dtype=torch.uint8)
         self._used = 0
 
     def keep(self, states: Sequence[Tensor]) -> list[Tensor]:

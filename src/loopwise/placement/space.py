@@ -72,6 +72,7 @@ class Space:
     _sizes: dict[Form, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(beta + 0.0 for beta in self.betas))  # -0.0 is 0.0
         for name in ("widths", "passes", "betas", "operators", "structures", "mlp_passes"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         check_values(self)

@@ -1,7 +1,7 @@
 """Measuring what a search asks for, in waves of groups: shared over ranks, raced against the leader, told as it comes.
 
-How candidates are grouped and which leader a wave races against depends on what was asked alone: neither on the number of
-ranks nor on what was already known. So several processes, and a search that was killed and goes on, get the same results.
+How candidates are grouped and which leader a wave races against follows from what this search has asked for so far: not from
+the number of ranks, nor from where it was killed. So several processes, and a search that goes on, get the same results.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from loopwise.loops import format_loops
 from loopwise.records import CandidateResult
 
 from .ranks import Ranks
-from .scorer import Leader, Scored, TextScorer
+from .scorer import Leader, Runner, Scored, TextScorer
 from .space import Candidate
 
-FIRST_WAVE_GROUPS = 4
-MOST_WAVE_GROUPS = 64
-PILOTS = 8
+HEAT = 16
+"""From so many candidates on, all are read on the first look before any goes on: it finds a leader among all of them."""
+TRIED_AS_LEADER = 3
+"""Of the heat's best, so many are scored on the whole text before anything is dropped."""
+FIRST_WAVE, MOST_IN_A_WAVE = 32, 512
+"""Candidates; the leader changes between waves."""
 Tell = Callable[[Sequence[Scored]], None]
 """Called on every rank with new results, as they come."""
 Known = Callable[[str], CandidateResult | None]
@@ -51,18 +54,55 @@ class TextMeasurer:
         self._leader: Leader | None = None
 
     def __call__(self, candidates: Sequence[Candidate], share: float, known: Known, tell: Tell) -> None:
+        if all(known(format_loops(candidate)) is not None for candidate in candidates):
+            self.replay(candidates, known)
+        elif self.scorer.race is None or share < 1.0:
+            self._measure(self.scorer.computer.groups(candidates), share, known, tell)
+        else:
+            self._race(candidates, known, tell)
+
+    def _race(self, candidates: Sequence[Candidate], known: Known, tell: Tell) -> None:
+        """All candidates on the first look, then those that it leaves, the promising ones first, in waves."""
+        if len(candidates) >= HEAT:
+            candidates = self._heat(candidates, tell)
+        at, size = 0, FIRST_WAVE
+        while at < len(candidates):
+            wave = candidates[at : at + size]
+            at, size = at + size, min(2 * size, MOST_IN_A_WAVE)
+            self._measure(self.scorer.computer.groups(wave), 1.0, known, tell, raced=True)
+            self.replay(wave, known)
+
+    def _heat(self, candidates: Sequence[Candidate], tell: Tell) -> list[Candidate]:
+        """The candidates that the first look leaves, best first; the best of them lead from then on."""
+        runners: list[Runner] = []
         groups = self.scorer.computer.groups(candidates)
-        raced = self.scorer.race is not None and share == 1.0
-        at, size = 0, FIRST_WAVE_GROUPS
-        while at < len(groups):
-            if raced and at == 0 and not self._best[1] and len(candidates) >= 2 * PILOTS:
-                self._pilot(candidates, tell)
-            wave = groups[at : at + size]
-            at, size = at + size, min(2 * size, MOST_WAVE_GROUPS)
-            missing = [group for group in wave if any(known(format_loops(candidate)) is None for candidate in group)]
-            self._measure_groups(missing, share, raced, tell)
-            for candidate in (candidate for group in wave for candidate in group):
-                self._observe(candidate, known(format_loops(candidate)))
+        for first in range(0, len(groups), self.ranks.size):
+            mine = first + self.ranks.rank
+            found = self.scorer.heat(groups[mine]) if mine < len(groups) else []
+            runners += [runner for part in self.ranks.gather(found) for runner in part]
+        tell([runner.ended for runner in runners if runner.ended is not None])
+        living = [runner for runner in runners if runner.ended is None]
+        estimates = {runner.candidate: self.scorer.estimate(runner) for runner in living}
+        living.sort(key=lambda runner: estimates[runner.candidate])
+        for runner in living[:TRIED_AS_LEADER]:
+            self._try_as_leader(runner.candidate, tell)
+        leader = self._current_leader()
+        for runner in living:
+            if leader is not None and runner.candidate != leader.candidate:
+                self.scorer.compare(runner, leader)
+        tell([runner.ended for runner in living if runner.ended is not None])
+        return [runner.candidate for runner in living[TRIED_AS_LEADER:] if runner.ended is None]
+
+    def _measure(self, groups: Sequence[tuple[Candidate, ...]], share: float, known: Known, tell: Tell, *, raced: bool = False) -> None:
+        """Groups with somebody in them that is not known yet, shared out over ranks."""
+        missing = [group for group in groups if any(known(format_loops(candidate)) is None for candidate in group)]
+        for first in range(0, len(missing), self.ranks.size):
+            mine = first + self.ranks.rank
+            found: list[Scored] = []
+            if mine < len(missing):
+                leader = self._current_leader() if raced else None
+                found = self.scorer.race_group(missing[mine], leader) if leader else self.scorer.score(missing[mine], share)
+            tell([scored for part in self.ranks.gather(found) for scored in part])
 
     def replay(self, candidates: Sequence[Candidate], known: Known) -> None:
         for candidate in candidates:
@@ -73,35 +113,18 @@ class TextMeasurer:
         if result is not None and result.status == "scored" and result.share == 1.0 and result.values["loss_nats"] < self._best[0]:
             self._best = (result.values["loss_nats"], candidate)
 
-    def _measure_groups(self, groups: Sequence[tuple[Candidate, ...]], share: float, raced: bool, tell: Tell) -> None:
-        for first in range(0, len(groups), self.ranks.size):
-            mine = first + self.ranks.rank
-            found: list[Scored] = []
-            if mine < len(groups):
-                if raced:
-                    found, _ = self.scorer.race_group(groups[mine], self._current_leader())
-                else:
-                    found = self.scorer.score(groups[mine], share)
-            tell([scored for part in self.ranks.gather(found) for scored in part])
+    def _try_as_leader(self, candidate: Candidate, tell: Tell) -> None:
+        scored = self.scorer.score([candidate])[0]
+        tell([scored])
+        if scored.losses is not None and scored.result.values["loss_nats"] < self._best[0]:
+            self._best = (scored.result.values["loss_nats"], candidate)
+            self._leader = Leader(candidate=candidate, losses=scored.losses)
 
     def _current_leader(self) -> Leader | None:
-        """The best so far with its losses look by look, always computed alone, so that they are the same at every call."""
+        """The best so far with its losses, always computed alone, so that they are the same at every call."""
         candidate = self._best[1]
         if candidate and (self._leader is None or self._leader.candidate != candidate):
-            _, looks = self.scorer.race_group([candidate], None)
-            self._leader = Leader(candidate=candidate, looks=looks[0])
+            losses = self.scorer.score([candidate])[0].losses
+            assert losses is not None
+            self._leader = Leader(candidate=candidate, losses=losses)
         return self._leader
-
-    def _pilot(self, candidates: Sequence[Candidate], tell: Tell) -> None:
-        """A first leader: of some candidates spread over the depth, the best on the first look, then scored on all of the text."""
-        by_place = sorted(candidates, key=lambda candidate: sum(loop.start + loop.stop for loop in candidate) / len(candidate))
-        step = len(by_place) / PILOTS
-        pilots = [by_place[int((number + 0.5) * step)] for number in range(PILOTS)]
-        firsts = [(scored[0].result, pilot) for pilot in pilots for scored in [self.scorer.score([pilot], share=0.0)]]
-        losses = [(result.values["loss_nats"], number) for number, (result, _) in enumerate(firsts) if result.status == "scored"]
-        if losses:
-            pilot = firsts[min(losses)[1]][1]
-            scored, looks = self.scorer.race_group([pilot], None)
-            self._leader = Leader(candidate=pilot, looks=looks[0])
-            tell(scored)
-            self._observe(pilot, scored[0].result)

@@ -15,9 +15,9 @@ import torch
 
 from ..cost import ModelShape, cost_of, read_shape
 from ..loops import parent_of
-from ..placement import Candidate, Space
+from ..placement import Candidate, Space, objective_named
 from ..placement.sharing import ROWS_TOKENS
-from .placement import PlaceSettings
+from .placement import PlaceSettings, checked_space
 
 CHEAP = 1.25
 """The cost of the paper's unsearched loops (no-free-loop, Table 2)."""
@@ -37,10 +37,14 @@ class Estimate:
     """Those that cost at most `CHEAP` times the plain model; None where the space was too large to count."""
     num_evaluations: float
     """Of which so many will be run."""
-    seconds_exhaustive: float
-    """With every candidate read to the text's end and exact sharing; on the machine and in the dtype asked for."""
-    num_tokens: int
-    """Of text, both splits."""
+    seconds_exhaustive: float | None
+    """With every candidate read to the text's end and exact sharing; on the machine and in the dtype asked for. None where
+    candidates are not scored on a text."""
+    num_tokens: int | None
+    """Of text, both splits; likewise."""
+    objective: str
+    races: bool
+    """Whether candidates may be dropped before the text's end."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -49,32 +53,44 @@ class Estimate:
     def words(self) -> str:
         """In two lines."""
         cheap = "" if self.num_cheap is None else f", {self.num_cheap:,} of them at no more than {CHEAP:g} times the plain model's cost"
-        return (
-            f"{self.num_candidates:,} candidates{cheap}\n"
-            f"{self.num_evaluations:,.0f} evaluations on {self.num_tokens:,} tokens take about {_duration(self.seconds_exhaustive)} on "
-            "this machine if every candidate is read to the end; a race takes less"
-        )
+        return f"{self.num_candidates:,} candidates{cheap}\n{self._time()}"
+
+    def _time(self) -> str:
+        evaluations = f"{self.num_evaluations:,.0f} evaluations"
+        if self.seconds_exhaustive is None or self.num_tokens is None:
+            how = "by the place alone" if self.objective == "depth_rule" else "by answers to training problems"
+            return f"{evaluations} {how}: no candidate is scored on text, and the time is not estimated"
+        time = f"{evaluations} on {self.num_tokens:,} tokens take about {_duration(self.seconds_exhaustive)} on this machine"
+        return f"{time} if every candidate is read to the end; a race takes less" if self.races else time
 
 
 def estimate(config: Path, settings: PlaceSettings) -> Estimate:
     """Count a space and time matrix products of the model's width; no weights are needed.
 
     Raises:
-        PlacementError, CostError: no candidates, or a config that is none.
+        PlacementError, DataError, TaskError: as `place`, as far as it can be known without a model.
+        CostError: a config that is none.
     """
     shape = read_shape(config)
-    space = settings.space.space(shape)
+    space = checked_space(settings, shape)
     sample = _sample(space)
     evaluations = min(settings.evaluations or math.inf, float(len(space))) * len(settings.searches)
-    dtype = _dtype(settings.dtype, config)
-    seconds_each = _flops_each(sample, shape, settings) / _flops_per_second(shape, dtype, settings.device)
+    reads_text = objective_named(settings.objective).measure in ("text", "text+kl")
+    # The plain model's own pass is about one evaluation more.
+    seconds = (evaluations + 1) * _seconds_each(sample, shape, settings, _dtype(settings.dtype, config)) if reads_text else None
     return Estimate(
         num_candidates=len(space),
         num_cheap=sum(space.cost(one) <= CHEAP + 1e-9 for one in sample) if len(sample) == len(space) else None,
         num_evaluations=evaluations,
-        seconds_exhaustive=seconds_each * (evaluations + 1),  # the plain model's own pass is about one more
-        num_tokens=settings.text.fit_tokens + settings.text.score_tokens,
+        seconds_exhaustive=seconds,
+        num_tokens=settings.text.fit_tokens + settings.text.score_tokens if reads_text else None,
+        objective=settings.objective,
+        races=settings.races,
     )
+
+
+def _seconds_each(sample: Sequence[Candidate], shape: ModelShape, settings: PlaceSettings, dtype: torch.dtype) -> float:
+    return _flops_each(sample, shape, settings) / _flops_per_second(shape, dtype, settings.device)
 
 
 def _duration(seconds: float) -> str:
@@ -104,8 +120,9 @@ def _flops_each(sample: Sequence[Candidate], shape: ModelShape, settings: PlaceS
         single = len(candidate) == 1 and candidate[0].part == "layer"
         between = 0.0 if single else sum(layers[first:last])
         total += (further / betas if single else further + between) + sum(layers[last:])
-    head = 2.0 * shape.head_parameters / settings.text.stride
-    return tokens * (total / len(sample) + head)
+    text = settings.text
+    positions = text.fit_tokens / text.fit_stride + text.score_tokens / text.stride
+    return tokens * total / len(sample) + positions * 2.0 * shape.head_parameters
 
 
 def _dtype(name: str, config: Path) -> torch.dtype:

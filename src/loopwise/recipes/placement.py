@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..data import (
     TextMixture,
     balanced_mixture,
     check_fits,
+    check_sources,
     hash_documents,
     named_documents,
     read_sources,
@@ -27,7 +27,6 @@ from ..data import (
 )
 from ..models import Loaded, Source, load, model_hash, resolve, resolve_loops
 from ..placement import (
-    ENDS_BY_ITSELF,
     GenericText,
     Ledger,
     Measurer,
@@ -42,96 +41,36 @@ from ..placement import (
     join_ranks,
     objective_named,
     search,
-    search_name,
     text_computer,
     write_summary,
 )
-from ..records import Study, StudyWriter, read_study
+from ..records import Study, StudyWriter, check_study, read_study
 from ..tasks import task_named, worked_text
-from .training_accuracy import AccuracyMeasurer, training_documents
+from .placement_settings import PlaceSettings, SpaceSettings, TextSettings
+from .training_accuracy import AccuracyMeasurer, check_trains, training_documents
 
+__all__ = ["PlaceSettings", "SpaceSettings", "TextSettings", "checked_space", "place", "study_header"]
+
+ACCURACY = "accuracy:"
 Progress = Callable[[str, float, float], None]
 """Called with what is being done, the work done and all the work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSettings:
-    """The text that candidates are scored on, and how it is read."""
+def checked_space(settings: PlaceSettings, shape: ModelShape) -> Space:
+    """The candidates, once everything is checked that needs neither a model nor its text.
 
-    sources: tuple[str, ...] = ()
-    """As for `loopwise.data.read_sources`; empty: worked arithmetic, Python's language reference and its library."""
-    fit_tokens: int = 1024
-    """Where temperatures are fitted."""
-    score_tokens: int = 3072
-    """Where candidates are scored."""
-    window_tokens: int = 256
-    stride: int = 2
-    """Every how many tokens one is scored."""
-    seed: int = 0
-    """Of the choice of documents."""
-    batch_windows: int = 1
-    """Windows of the first batch; each further one is as large as all before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceSettings:
-    """What may be proposed; see `loopwise.placement.Space`."""
-
-    widths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
-    passes: tuple[int, ...] = (2, 3, 4)
-    betas: tuple[float, ...] = (0.25, 0.5, 0.75)
-    operators: tuple[str, ...] = ("damped",)
-    structures: tuple[str, ...] = ("window",)
-    max_windows: int = 2
-    mlp_passes: tuple[int, ...] = (2, 3)
-    centre: tuple[float, float] | None = None
-    max_cost: float | None = None
-
-    def space(self, shape: ModelShape) -> Space:
-        """The candidates for a model of this shape.
-
-        Raises:
-            PlacementError: there are none.
-        """
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Space(shape=shape, **values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceSettings:
-    """How a study searches; every field has a default."""
-
-    text: TextSettings = field(default_factory=TextSettings)
-    space: SpaceSettings = field(default_factory=SpaceSettings)
-    objective: str = "ppl_t"
-    algorithms: tuple[str, ...] = ("grid",)
-    seeds: tuple[int, ...] = (0,)
-    """Each algorithm runs with each; those that draw nothing run once."""
-    evaluations: float | None = None
-    """Stop after so many; None: when the algorithm ends by itself."""
-    race: bool = True
-    """Drop candidates by paired losses as the text is read; only under ``ppl_t``."""
-    race_error: float = 0.01
-    memory_gb: float = 2.0
-    """What kept states and candidates at work may take, beside the model."""
-    items: int = 64
-    """Training problems, for ``accuracy:TASK``."""
-    data: Path | None = None
-    """Where tasks' files are, for ``accuracy:TASK``."""
-    name: str | None = None
-    """The search's folder in the study; default from algorithm, objective and seed."""
-    dtype: str = "auto"
-    device: str = "cpu"
-
-    @property
-    def searches(self) -> tuple[tuple[str, int], ...]:
-        """Every algorithm with every seed, those without chance once."""
-        return tuple((name, seed) for name in self.algorithms for seed in self.seeds[: 1 if name in ENDS_BY_ITSELF else None])
-
-    @property
-    def races(self) -> bool:
-        """Whether candidates may be dropped early."""
-        return self.race and self.objective == "ppl_t"
+    Raises:
+        PlacementError: no candidates, a search without an end, or a task without training problems.
+        DataError, TaskError: no such text, no such task.
+    """
+    space = settings.space.space(shape)
+    for algorithm in settings.algorithms:
+        check_search(algorithm, settings.evaluations, space)
+    if settings.text.sources:
+        check_sources(settings.text.sources)
+    if settings.objective.startswith(ACCURACY):
+        check_trains(task_named(settings.objective.removeprefix(ACCURACY)))
+    return space
 
 
 def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None = None, progress: Progress | None = None) -> Study:
@@ -149,9 +88,7 @@ def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None 
     source = resolve(model)
     if resolve_loops(source):
         raise PlacementError(f"{source.name} has loops already; give the plain model, whose layers they are in")
-    space = settings.space.space(read_shape(source.folder))
-    for algorithm in settings.algorithms:
-        check_search(algorithm, settings.evaluations, space)
+    space = checked_space(settings, read_shape(source.folder))
     documents = _documents(settings.text)
     ranks = join_ranks()
     say = _say(progress if ranks.rank == 0 else None)
@@ -161,26 +98,29 @@ def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None 
     mixture = _mixture(documents, loaded, settings.text)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)  # every process may keep states there
-    study = StudyWriter(out, study_header(source, loaded, mixture, settings)) if ranks.rank == 0 else None
+    header = study_header(source, loaded, mixture, settings)
+    if ranks.rank == 0:
+        check_study(out, header)
     make_measurer, read = _measuring(out, loaded, mixture, documents, objective, settings, ranks, say)
+    measurer = make_measurer()
+    plain = [measurer.scorer.unlooped_result()] if isinstance(measurer, TextMeasurer) else []
+    # Only now, so that what cannot be scored leaves no study behind that binds the folder.
+    study = StudyWriter(out, header) if ranks.rank == 0 else None
     ledger = Ledger(study, ranks)
     if study:
         write_text_hashes(out, hash_documents(read))
-    for algorithm, seed in settings.searches:
-        measurer = make_measurer()
-        if isinstance(measurer, TextMeasurer):
-            ledger.add([measurer.scorer.unlooped_result()])
-        own = search_name(algorithm, objective, seed)
+    ledger.add(plain)
+    for (algorithm, seed), name in zip(settings.searches, settings.search_names, strict=True):
         search(
             ledger,
             space,
             objective,
-            measurer,
+            make_measurer(),
             algorithm=algorithm,
             seed=seed,
             evaluations=settings.evaluations,
             dropped_counts=settings.races,
-            name=own if settings.name is None else settings.name if len(settings.searches) == 1 else f"{settings.name}-{own}",
+            name=name,
             extra={"race_error": settings.race_error if settings.races else None},
             progress=partial(say, f"{algorithm}, seed {seed}: {len(space):,} candidates by {objective.what}"),
         )
@@ -207,6 +147,7 @@ def study_header(source: Source, loaded: Loaded, mixture: TextMixture, settings:
         "score_tokens": mixture.num_tokens("score"),
         "documents": mixture.num_documents,
         "stride": text.stride,
+        "fit_stride": text.fit_stride,
         "batch_windows": text.batch_windows,
         "versions": {
             "python": ".".join(map(str, sys.version_info[:2])),
@@ -250,14 +191,15 @@ def _measuring(
     """What makes a measurer for each search, and the documents that it reads."""
     if objective.measure is None:
         return lambda: None, ()
-    if objective.measure.startswith("accuracy:"):
-        task = task_named(objective.measure.removeprefix("accuracy:"))
+    if objective.measure.startswith(ACCURACY):
+        task = task_named(objective.measure.removeprefix(ACCURACY))
         items, read = training_documents(task, settings.items, settings.data)
         return lambda: AccuracyMeasurer(loaded, task, items, out, ranks), read
     computer = text_computer(
         loaded.model,
         mixture,
         stride=settings.text.stride,
+        fit_stride=settings.text.fit_stride,
         batch_windows=settings.text.batch_windows,
         memory_bytes=int(settings.memory_gb * 1e9),
         folder=out,

@@ -60,6 +60,8 @@ def check_apart(study: Path, tasks: Sequence[Task], *, data: Path | None, limit:
 def loops_of_study(source: Source, study: Path, out: Path) -> tuple[Loop, ...]:
     """The loops of the study's lowest calibrated loss, or those of the plan in ``out``: a study may have grown since.
 
+    Where a study has chosen by the divergence only, those of the lowest divergence.
+
     Raises:
         TrialError: the study has no candidate that was scored on the whole text, or the model has other loops of its own.
         StudyError: no study there.
@@ -115,11 +117,13 @@ def _questions(task: Task, items: Sequence[Item], data: Path | None, split: str)
 
 
 def _best_loops(study: Path) -> str:
-    scored = [
-        (result.values["loss_nats"], result.layer_pass_ratio, result.loops)
-        for result in read_study(study).results
-        if result.status == "scored" and result.measure == "text" and result.share == 1.0 and result.loops
-    ]
-    if not scored:
-        raise TrialError(f"{study}: no loop in it was scored on its whole text; let loopwise place go on with it, or give --loops")
-    return min(scored)[2]
+    results = read_study(study).results
+    for measure, value in (("text", "loss_nats"), ("text+kl", "kl_nats")):
+        scored = [
+            (result.values[value], result.layer_pass_ratio, result.loops)
+            for result in results
+            if result.status == "scored" and result.measure == measure and result.share == 1.0 and result.loops
+        ]
+        if scored:
+            return min(scored)[2]
+    raise TrialError(f"{study}: no loop in it was scored on its whole text; let loopwise place go on with it, or give --loops")

@@ -20,6 +20,16 @@ from ..records import CandidateResult, Status
 from ..tasks import Item, Task
 
 
+def check_trains(task: Task) -> None:
+    """Refuse a task that has test items only.
+
+    Raises:
+        PlacementError: it has no training problems.
+    """
+    if "train" not in task.splits:
+        raise PlacementError(f"{task.name} has no training problems, and test items choose no loop; use gsm8k, ladder or a text objective")
+
+
 def training_documents(task: Task, num_items: int, data: Path | None) -> tuple[tuple[Item, ...], tuple[Document, ...]]:
     """Training problems that share no text with a test item, and their text as documents, for the study's hashes.
 
@@ -27,8 +37,7 @@ def training_documents(task: Task, num_items: int, data: Path | None) -> tuple[t
         PlacementError: the task has no training problems, or every one of them is like a test item.
         TaskError: as `Task.load`.
     """
-    if "train" not in task.splits:
-        raise PlacementError(f"{task.name} has no training problems, and test items choose no loop; use gsm8k, ladder or a text objective")
+    check_trains(task)
     items = task.load(data, num_items, "train")
     prompts = without_wording([item.prompt for item in items])
     test = task.load(data)

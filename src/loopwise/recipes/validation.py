@@ -103,11 +103,11 @@ def _scores(study: Study, placements: Sequence[Candidate], settings: ValidationS
 def _remedy(study: Study, settings: ValidationSettings) -> str:
     """The command that scores them, on the same text."""
     command = ["loopwise place", str(study.header["model"]), "--out", str(study.folder)]
-    command += ["--widths", f"{settings.width}", "--passes", f"{settings.passes}", "--betas", f"{settings.beta:g}", "--no-race"]
-    command += ["--name", f"windows-{settings.width}-x{settings.passes}-{settings.beta:g}"]
+    command += ["--widths", f"{settings.width}", "--passes", f"{settings.passes}", "--betas", repr(settings.beta), "--no-race"]
+    command += ["--name", f"windows-{settings.width}-x{settings.passes}-{settings.beta!r}"]
     default = PlaceSettings()
     same = {"text": default.text.sources, "text_seed": default.text.seed, "dtype": default.dtype, "device": default.device}
-    same |= {name: getattr(default.text, name) for name in ("fit_tokens", "score_tokens", "window_tokens", "stride")}
+    same |= {name: getattr(default.text, name) for name in ("fit_tokens", "score_tokens", "window_tokens", "stride", "fit_stride")}
     try:
         config = read_json(study.folder / "config.json")["config"]
     except (FileNotFoundError, ValueError, KeyError):
@@ -122,8 +122,8 @@ def _remedy(study: Study, settings: ValidationSettings) -> str:
 def _load(study: Study, settings: ValidationSettings) -> Loaded:
     """The study's model, which must not have changed."""
     header = study.header
-    loaded = load(header["model"], loops="none", dtype=header["dtype"], device=settings.device)
-    if (found := model_hash(loaded.model)) != header["model_hash"]:
+    loaded = load(header["model"], loops="none", dtype=study.needed("dtype"), device=settings.device)
+    if (found := model_hash(loaded.model)) != study.needed("model_hash"):
         raise PlacementError(
             f"{header['model']} is not the model of {study.folder} (hash {found}, there {header['model_hash']}): its scores say nothing of "
             "this one; make a new study"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..placement import PlacementError
 from ..records import Study
 from ..stats import RankCorrelation
 
@@ -34,6 +36,14 @@ class ValidationSettings:
     data: Path | None = None
     """A local JSONL file, or a folder of them; default: LOOPWISE_DATA, then the hub."""
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlacementError(f"{name} is {value}; give at least 1")
+        if not math.isfinite(self.destroyed_nats):
+            raise PlacementError(f"destroyed_nats is {self.destroyed_nats}; give nats of calibrated loss, e.g. 0.5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ from .study import (
     StudyError,
     StudyWriter,
     TraceWriter,
+    check_search_name,
+    check_study,
     read_losses,
     read_study,
 )
@@ -41,6 +43,8 @@ __all__ = [
     "StudyError",
     "StudyWriter",
     "TraceWriter",
+    "check_search_name",
+    "check_study",
     "parse_record",
     "read_json",
     "read_losses",

@@ -161,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise RecordsError(f"{path} is damaged: put back a copy, or repeat what wrote it into a new folder")
@@ -274,5 +274,10 @@ def _write_all(handle: int, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all (a rename over the old file)."""
     part = path.with_name(path.name + f".{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:  # a full disk
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise

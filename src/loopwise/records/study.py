@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,10 @@ from numpy.typing import NDArray
 
 from .runs import RecordsError, read_json, write_json
 
+Key = tuple[str, str, float, str]
+"""Measure, loops, share, and for a dropped candidate the search."""
 Status = Literal["scored", "dropped", "ruined", "failed"]
+_KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "an object"}
 STATUSES = ("scored", "dropped", "ruined", "failed")
 
 
@@ -60,11 +64,13 @@ class CandidateResult:
     """Why it was dropped, is ruined or failed."""
     seconds: float | None = None
     """This candidate's share of the time."""
+    search: str | None = None
+    """The search whose race dropped it: the leader there may be none that another search could propose."""
 
     @property
-    def key(self) -> tuple[str, str, float]:
+    def key(self) -> Key:
         """What makes a result unique within a study."""
-        return (self.measure, self.loops, self.share)
+        return (self.measure, self.loops, self.share, self.search or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,16 @@ class Study:
     """In the order in which they came, one for each key."""
     searches: tuple[SearchTrace, ...]
 
+    def needed(self, name: str) -> Any:
+        """A field of the header.
+
+        Raises:
+            StudyError: the header lacks it.
+        """
+        if name not in self.header:
+            raise _missing(self.folder / "study.json", name)
+        return self.header[name]
+
     @property
     def unlooped(self) -> CandidateResult | None:
         """The unlooped model's result on the whole text, once it is there."""
@@ -115,7 +131,7 @@ def read_study(folder: str | Path) -> Study:
     """A study's folder, also while searches write into it (a line that is being written is left out).
 
     Raises:
-        StudyError: no study there, or a damaged line.
+        StudyError: no study there, a damaged line, or a header without a field that readers need.
     """
     folder = Path(folder)
     if not (folder / "study.json").is_file():
@@ -124,9 +140,41 @@ def read_study(folder: str | Path) -> Study:
     searches = []
     for header in sorted(folder.glob("searches/*/search.json")):
         steps = tuple(_read_lines(header.with_name("trace.jsonl"), _parse_step))
-        searches.append(SearchTrace(name=header.parent.name, header=read_json(header), steps=steps))
-    ordered = tuple(reversed(results.values()))
-    return Study(folder=folder, header=read_json(folder / "study.json"), results=ordered, searches=tuple(searches))
+        searches.append(SearchTrace(name=header.parent.name, header=_read_search_header(header), steps=steps))
+    ordered = tuple(reversed(_without_overtaken(results).values()))
+    return Study(folder=folder, header=_read_study_header(folder / "study.json"), results=ordered, searches=tuple(searches))
+
+
+def check_search_name(name: str) -> None:
+    """Refuse what is no name for a search's folder.
+
+    Raises:
+        StudyError: it is empty, leads elsewhere, or has separators.
+    """
+    if not name.strip() or name in (".", "..") or any(sign in name for sign in "/\\\0"):
+        raise StudyError(f"{name!r} is no name for a search's folder; give --name some letters, without slashes")
+
+
+def check_study(folder: str | Path, header: Mapping[str, Any]) -> None:
+    """Check, without writing anything, that a `StudyWriter` with this header could open the folder.
+
+    Raises:
+        StudyError: the folder holds a study whose header differs.
+    """
+    file = Path(folder) / "study.json"
+    if file.exists():
+        _check_same(file, read_json(file), _plain(header), StudyWriter.UNBOUND, StudyWriter.REMEDY)
+
+
+def _without_overtaken(results: dict[Key, CandidateResult]) -> dict[Key, CandidateResult]:
+    """Results less those of races whose candidate was read further by another search."""
+    furthest: dict[tuple[str, str], CandidateResult] = {}
+    for result in results.values():
+        if result.status == "dropped" or result.share == 1.0:
+            other = furthest.get((result.measure, result.loops))
+            if other is None or result.share > other.share:
+                furthest[result.measure, result.loops] = result
+    return {key: one for key, one in results.items() if one.status != "dropped" or furthest[one.measure, one.loops] is one}
 
 
 def read_losses(folder: str | Path, loops: str) -> NDArray[np.float32] | None:
@@ -144,6 +192,7 @@ class StudyWriter:
 
     UNBOUND = ("started", "model", "sources")
     """Names; the hashes of model and text decide, so that a study goes on from another folder."""
+    REMEDY = "another study; give a new --out"
 
     def __init__(self, folder: str | Path, header: Mapping[str, Any]) -> None:
         """Open ``folder``; ``results`` then holds what is there.
@@ -154,16 +203,16 @@ class StudyWriter:
         """
         self.folder = Path(folder)
         (self.folder / "losses").mkdir(parents=True, exist_ok=True)
-        self.header: dict[str, Any] = _bind_header(self.folder / "study.json", header, self.UNBOUND, "another study; give a new --out")
+        self.header: dict[str, Any] = _bind_header(self.folder / "study.json", header, self.UNBOUND, self.REMEDY)
         self.file = self.folder / "results.jsonl"
         _drop_cut_tail(self.file)
-        self.results: dict[tuple[str, str, float], CandidateResult] = {}
+        self.results: dict[Key, CandidateResult] = {}
         for result in _read_lines(self.file, _parse_result):
             self.results.setdefault(result.key, result)
 
     def find(self, loops: str, *, measure: str = "text", share: float = 1.0) -> CandidateResult | None:
         """The result of a candidate on that part of the text, if it is there."""
-        return self.results.get((measure, loops, share))
+        return self.results.get((measure, loops, share, ""))
 
     def find_dropped(self, loops: str) -> CandidateResult | None:
         """The result of a candidate that a race dropped, if it did and nobody scored the candidate on the whole text since."""
@@ -190,8 +239,7 @@ class StudyWriter:
         Raises:
             StudyError: no name for a folder, or a search of that name has other settings, or runs in another process.
         """
-        if Path(name).name != name:
-            raise StudyError(f"{self.folder}: {name!r} is no name for a search's folder; give --name without slashes")
+        check_search_name(name)
         return TraceWriter(self.folder / "searches" / name, header)
 
 
@@ -201,7 +249,6 @@ class TraceWriter:
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.header = _bind_header(folder / "search.json", header, ("started",), "another search; give it another --name")
         self.file = folder / "trace.jsonl"
         self._lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -210,6 +257,7 @@ class TraceWriter:
             os.close(self._lock)
             raise StudyError(f"{folder}: another process is running this search; wait for it, or give another --name") from None
         try:
+            self.header = _bind_header(folder / "search.json", header, ("started",), "another search; give it another --name")
             _drop_cut_tail(self.file)
             self.steps: tuple[StepOfSearch, ...] = tuple(_read_lines(self.file, _parse_step))
         except BaseException:
@@ -227,18 +275,66 @@ class TraceWriter:
 
 
 def _bind_header(file: Path, header: Mapping[str, Any], unbound: tuple[str, ...], remedy: str) -> dict[str, Any]:
-    """Write the header, or check that the one that is there says the same."""
-    ours: dict[str, Any] = json.loads(json.dumps(header))
+    """Write the header, or check that the one that is there says the same; of several writers at once exactly one writes."""
+    ours = _plain(header)
     if not file.exists():
-        write_json(file, ours)
-        return ours
+        part = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            write_json(part, ours)
+            os.link(part, file)  # unlike a rename it fails where another writer was first
+            return ours
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise _full_disk(error, file) from None
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
     there = read_json(file)
+    _check_same(file, there, ours, unbound, remedy)
+    return there
+
+
+def _plain(header: Mapping[str, Any]) -> dict[str, Any]:
+    """As it reads after it was written."""
+    plain: dict[str, Any] = json.loads(json.dumps(header))
+    return plain
+
+
+def _check_same(file: Path, there: Mapping[str, Any], ours: Mapping[str, Any], unbound: tuple[str, ...], remedy: str) -> None:
     for name in sorted(there.keys() | ours.keys()):
         if name not in unbound and there.get(name) != ours.get(name):
             raise StudyError(
                 f"{file.parent}: was made with another {name} ({_short(there.get(name))}, now {_short(ours.get(name))}): {remedy}"
             )
-    return there
+
+
+def _read_study_header(file: Path) -> dict[str, Any]:
+    header = read_json(file)
+    _check_field(file, header, "model", str)
+    _check_field(file, header, "num_layers", int)
+    return header
+
+
+def _read_search_header(file: Path) -> dict[str, Any]:
+    header = read_json(file)
+    _check_field(file, header, "algorithm", str)
+    _check_field(file, header, "objective", str)
+    if header["algorithm"] == "grid":  # whether it ended is in how many candidates it had
+        _check_field(file, header, "space", dict)
+        _check_field(file, header["space"], "num_candidates", int, "space.")
+    return header
+
+
+def _check_field(file: Path, header: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> None:
+    if name not in header:
+        raise _missing(file, prefix + name)
+    if not isinstance(header[name], kind) or isinstance(header[name], bool):
+        raise StudyError(f"{file}: {prefix}{name} is {_short(header[name])}, not {_KINDS[kind]}; put back a copy, or make the study again")
+
+
+def _missing(file: Path, name: str) -> StudyError:
+    return StudyError(f"{file}: has no {name!r}; put back a copy, or make the study again with loopwise place")
 
 
 def _short(value: Any) -> str:
@@ -256,7 +352,7 @@ def _read_lines(file: Path, parse: Any) -> Iterator[Any]:
         if line.strip():
             try:
                 yield parse(json.loads(line))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise StudyError(f"{file}, line {number}: damaged ({type(error).__name__}: {error}); remove that line to go on") from None
 
 

@@ -57,21 +57,14 @@ def build_study_page(view: View, others: Sequence[View] = ()) -> Page:
         sentence=words.sentence(view),
         facts=words.facts(view),
         cards=words.cards(view),
-        advice=_advice(view),
+        advice=words.advice(view),
         warnings=words.warnings(view),
         sections=tuple(section for section in _sections(view, others) if section.blocks),
     )
 
 
-def _advice(view: View) -> str:
-    if not view.scored:
-        return "The study may still be running: the same command writes the report again."
-    model = view.study.header.get("model", "MODEL")
-    return f'A placement to try, not a gain. Next: loopwise trial {model} --loops "{view.scored[0].loops}" --out TRIAL'
-
-
 def _sections(view: View, others: Sequence[View]) -> list[Section]:
-    nothing = None if view.scored else Text("No candidate is scored on the whole text yet.")
+    nothing = None if view.scored else Text(f"{words.headline(view)}.")
     unlike = None if view.summary else Text("summary.json is not there: loopwise report computes it, and writes this report again.")
     traces = figures.traces_figures(view)
     return [

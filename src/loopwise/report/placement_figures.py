@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -180,6 +181,7 @@ def _traces_figure(view: View, objective: str, searches: Sequence[SearchTrace]) 
     reference = _reference(view, objective)
     algorithms = list(dict.fromkeys(str(search.header.get("algorithm")) for search in searches))
     lines = [(search, _progress(search, reference)) for search in searches]
+    drawn_lines = list(_with_medians(lines, algorithms))
     scale = NatsScale.of([y for _, points in lines for _, y in points])
     ends = (max(1.0, min(points[0][0] for _, points in lines)), max(points[-1][0] for _, points in lines))
     log = ends[1] > 8 * ends[0]
@@ -196,13 +198,15 @@ def _traces_figure(view: View, objective: str, searches: Sequence[SearchTrace]) 
         y = alt.Y("y:Q", scale=scale.scale(), axis=scale.axis(title if width == WIDE else "Best so far"))
         data: dict[str, list[dict[str, Any]]] = {"legend": words, "zero": [{"y": 0.0}]}
         layers = [zero_line(y)] if reference else []
-        for n, (search, points) in enumerate(lines):
-            which = algorithms.index(str(search.header.get("algorithm")))
+        for n, (name, which, points, is_one_of_many) in enumerate(drawn_lines):
             data[f"l{n}"] = [{"x": max(at, domain[0]), "y": value} for at, value in points]
-            last, value = points[-1]
-            data[f"s{n}"] = [mark_row(last, value, entries[which], f"{search.name}: {nats(value)} after {last:,.0f} evaluations")]
-            line = _line(f"l{n}", which, interpolate="step-after", strokeWidth=1.5, opacity=0.75)
-            layers += [line.encode(x=x, y=y, order="x:Q"), *symbols(f"s{n}", data[f"s{n}"], x, y)]
+            width_and_opacity = (0.75, 0.3) if is_one_of_many else (1.75, 0.9)
+            line = _line(f"l{n}", which, interpolate="step-after", strokeWidth=width_and_opacity[0], opacity=width_and_opacity[1])
+            layers.append(line.encode(x=x, y=y, order="x:Q"))
+            if not is_one_of_many:
+                last, value = points[-1]
+                data[f"s{n}"] = [mark_row(last, value, entries[which], f"{name}: {nats(value)} after {last:,.0f} evaluations")]
+                layers += symbols(f"s{n}", data[f"s{n}"], x, y)
         chart = alt.layer(*layers).properties(width=width - 74, height=HEIGHT)
         return draw([[strip], [chart]], data, gap=0, description=description)
 
@@ -211,9 +215,24 @@ def _traces_figure(view: View, objective: str, searches: Sequence[SearchTrace]) 
         name="search-traces-" + "".join(letter if letter.isalnum() else "-" for letter in objective),
         title=f"Search traces, objective {objective}",
         caption="The best score so far over whole evaluations (a part of the text counts as that part), one line a search, one colour and "
-        "symbol an algorithm" + ("; the score is drawn minus the unlooped model's." if reference else ". Lower is better."),
+        "symbol an algorithm; of an algorithm with several seeds the strong line is their median"
+        + ("; the score is drawn minus the unlooped model's." if reference else ". Lower is better."),
         says="; ".join(f"{search.name}: {nats(points[-1][1])} after {points[-1][0]:,.0f} evaluations" for search, points in lines),
     )
+
+
+_Points = list[tuple[float, float]]
+
+
+def _with_medians(lines: Sequence[tuple[SearchTrace, _Points]], algorithms: Sequence[str]) -> Iterator[tuple[str, int, _Points, bool]]:
+    """Name, algorithm, points of each line, and whether it is one of several whose median follows as a line of its own."""
+    for which, algorithm in enumerate(algorithms):
+        own = [(search, points) for search, points in lines if str(search.header.get("algorithm")) == algorithm]
+        yield from ((search.name, which, points, len(own) > 2) for search, points in own)
+        if len(own) > 2:
+            places = sorted({at for _, points in own for at, _ in points if all(points[0][0] <= at for _, points in own)})
+            best = [(at, statistics.median([y for x, y in points if x <= at][-1] for _, points in own)) for at in places]
+            yield f"{algorithm}, median of {len(own)}", which, best, False
 
 
 def _progress(search: SearchTrace, reference: float) -> list[tuple[float, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..loops import LoopError, parse_loops
-from ..records import CandidateResult, Study, read_json, read_study
+from ..records import CandidateResult, SearchTrace, Study, read_json, read_study
 from .numbers import known_number
 
 Fate = Literal["scored", "part", "dropped", "ruined", "failed"]
@@ -78,6 +78,16 @@ class View:
         """Those within one paired standard error of the best, by loops."""
         return {str(one["loops"]): one for one in self.summary.get("near_best", ())}
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether every search is known to have ended: a grid that asked for all its candidates, or one that spent its evaluations."""
+        return bool(self.study.searches) and all(map(_has_ended, self.study.searches))
+
+    @property
+    def all_ruined(self) -> bool:
+        """Whether there are candidates and each of them is ruined."""
+        return bool(self.spots) and self.count("ruined") == len(self.spots)
+
     def count(self, fate: Fate) -> int:
         """How many candidates met it."""
         return sum(spot.fate == fate for spot in self.spots)
@@ -102,6 +112,18 @@ def view_study(folder: str | Path) -> View:
         summary=_read_if_there(study.folder / "summary.json"),
         validation=_read_if_there(study.folder / "validation.json"),
     )
+
+
+def _has_ended(search: SearchTrace) -> bool:
+    if not search.steps:
+        return False
+    limit = known_number(search.header.get("evaluations"))
+    if limit is not None and search.steps[-1].evaluations >= limit - 1e-9:
+        return True
+    if search.header["algorithm"] != "grid":
+        return False
+    asked = {loops for step in search.steps for loops in step.loops}
+    return len(asked) >= int(search.header["space"]["num_candidates"])
 
 
 def spots_of(study: Study) -> tuple[Spot, ...]:

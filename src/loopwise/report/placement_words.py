@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,18 +27,33 @@ FATE_WORDS: dict[Fate, str] = {
 
 def headline(view: View) -> str:
     """The report's title line."""
+    if view.all_ruined:
+        return f"All {len(view.spots):,} candidates are ruined" + ("" if view.has_ended else " so far")
     if not view.scored:
-        return "No candidate is scored on the whole text yet"
+        return "No candidate is scored on the whole text" + ("" if view.has_ended else " yet")
     best = view.scored[0]
     if (best.difference or 0.0) >= 0:
         return "No candidate scores better than the unlooped model"
     return f"Best placement by score: {best.loops}"
 
 
+def advice(view: View) -> str:
+    """What to do next."""
+    if view.scored:
+        model, folder = shlex.quote(str(view.study.header["model"])), shlex.quote(str(view.study.folder))
+        loops = view.scored[0].loops
+        return f'A placement to try, not a gain. Next: loopwise trial {model} --loops "{loops}" --placement {folder} --out TRIAL'
+    if view.all_ruined:
+        return "None of these loops leaves the model finite losses. Try other places, fewer passes or a larger beta."
+    if view.has_ended:
+        return "The searches have ended, and no candidate has a score on the whole text."
+    return "No candidate has a score on the whole text. Where a search still runs, loopwise report writes this report again."
+
+
 def sentence(view: View) -> str:
     """What the best candidate measured."""
     if not view.scored:
-        return f"{len(view.spots):,} candidates have a result so far."
+        return f"{len(view.spots):,} candidates have a result{'' if view.has_ended else ' so far'}."
     best, error = view.scored[0], known_number(view.scored[0].result.values.get("standard_error_nats"))
     side = "below" if (best.difference or 0.0) < 0 else "above"
     positions = known_number(best.result.values.get("num_score_positions"))

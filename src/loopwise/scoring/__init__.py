@@ -2,7 +2,7 @@
 
 from .losses import Batch, Forward, losses_of, make_batches, model_forward, scored_logits, scored_positions, token_losses
 from .score import Progress, TextScore, score_batches, score_text, text_score
-from .temperature import PositionLogits, ScoringError, fit_temperature, losses_at
+from .temperature import PositionLogits, ScoringError, expansion, fit_temperature, losses_at
 
 __all__ = [
     "Batch",
@@ -11,6 +11,7 @@ __all__ = [
     "Progress",
     "ScoringError",
     "TextScore",
+    "expansion",
     "fit_temperature",
     "losses_at",
     "losses_of",

@@ -109,7 +109,7 @@ def batch_losses(forward: Forward, batch: Batch, temperatures: Sequence[float]) 
 
 def losses_of(part: PositionLogits, temperatures: Sequence[float]) -> NDArray[np.float32]:
     """The losses of some positions in nats at each temperature, [temperatures, positions]."""
-    return torch.stack([losses_at(part, temperature) for temperature in temperatures]).cpu().numpy()
+    return losses_at(part, *temperatures).cpu().numpy()
 
 
 def token_losses(
