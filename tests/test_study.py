@@ -16,7 +16,7 @@ import pytest
 
 from loopwise.cli import main
 from loopwise.records import CandidateResult, RecordsError, StepOfSearch, StudyError, StudyWriter, read_losses, read_study
-from loopwise.records import study as study_module
+from loopwise.records import study_writing as study_module
 
 HEADER: dict[str, Any] = {"model": "tiny", "model_hash": "1", "mixture_sha256": "2", "num_layers": 12, "started": "now"}
 GRID: dict[str, Any] = {"algorithm": "grid", "objective": "ppl_t", "space": {"num_candidates": 2}}

@@ -20,13 +20,11 @@ from .study import (
     StepOfSearch,
     Study,
     StudyError,
-    StudyWriter,
-    TraceWriter,
     check_search_name,
-    check_study,
     read_losses,
     read_study,
 )
+from .study_writing import StudyWriter, TraceWriter, check_study
 
 __all__ = [
     "REQUIRED_FIELDS",
