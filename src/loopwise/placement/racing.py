@@ -1,16 +1,15 @@
 """Races: a candidate is dropped as soon as the text read so far shows that it loses to the leader.
 
-The test is on paired losses, each model at the temperature fitted on what it has read of the fitting split. Its null
-hypothesis is not "no worse than the leader" but "on the whole text within one paired standard error of the leader": what
-the whole text could not tell apart is not for a part of it to tell.
+The test is on paired losses: the candidate's at the one temperature that is best on what was read, the leader's at its
+fitted one. Its null hypothesis is not "no worse than the leader" but "on the whole text within one paired standard error of
+the leader": what the whole text could not tell apart is not for a part of it to tell.
 
 The unlooped model's losses are known on the whole text, and where a candidate does worse than the leader is partly where
 the unlooped model does: so the difference is regressed on theirs, and what the regression says of the unread part is taken
-as read (the regression estimator of finite populations, Cochran 1977, chapter 7). On SmolLM2-135M this explains a third of
-the variance. The text is finite, so only what is not read yet is uncertain: a factor sqrt(1 - read/whole). The error is
-divided equally among the looks (Bonferroni): over all looks a candidate that the whole text would put within one standard
-error of the leader is dropped with at most that probability, as far as positions are independent (neighbouring ones
-correlate by less than 0.01 there) and their mean is normal.
+as read (the regression estimator of finite populations, Cochran 1977, chapter 7). The text is finite, so only what is not
+read yet is uncertain: a factor sqrt(1 - read/whole). The error is divided equally among the looks (Bonferroni): over all
+looks a candidate that the whole text would put within one standard error of the leader is dropped with at most that
+probability, as far as positions are independent and their mean is normal.
 """
 
 from __future__ import annotations

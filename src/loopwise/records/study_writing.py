@@ -69,12 +69,6 @@ class StudyWriter:
         """The result of a candidate on that part of the text, if it is there."""
         return self.results.get((measure, loops, share, ""))
 
-    def find_dropped(self, loops: str) -> CandidateResult | None:
-        """The result of a candidate that a race dropped, if it did and nobody scored the candidate on the whole text since."""
-        if self.find(loops):
-            return None
-        return next((result for result in self.results.values() if result.loops == loops and result.status == "dropped"), None)
-
     def append(self, results: Iterable[CandidateResult], losses: Mapping[str, NDArray[np.float32]] | None = None) -> None:
         """Write results and flush them to the disk; losses first, so that a result never stands without them.
 
