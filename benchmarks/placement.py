@@ -35,7 +35,7 @@ from loopwise.data import TextMixture, Window, balanced_mixture, named_documents
 from loopwise.loops import format_loops
 from loopwise.models import decoder_layers, load
 from loopwise.placement import Candidate, GenericText, Race, Ranks, Scored, Space, TextMeasurer, TextScorer, text_computer
-from loopwise.records import StudyWriter
+from loopwise.records import StudyWriter, read_losses, read_study
 from loopwise.scoring import make_batches
 from loopwise.tasks import worked_text
 
@@ -69,14 +69,16 @@ def main() -> None:
     candidates = list(Space(shape=shape, widths=widths, **grid))
     before = peak_bytes()
     began = clocks()
-    computer = text_computer(model, mixture, stride=args.stride, fit_stride=2 * args.stride, memory_bytes=int(args.memory_gb * 1e9))
+    computer = text_computer(model, mixture, stride=args.stride, fit_stride=4, memory_bytes=int(args.memory_gb * 1e9))
     prepared = time.perf_counter() - began[0]
     scorer = TextScorer(computer, shape, race=Race(error=args.error))
-    splits = {"all": (1, 1), "same": (2 * args.stride, args.stride)}
+    splits = {"all": (1, 1), "same": (4, args.stride)}
     naive = {name: naive_scorer(model, mixture, strides) for name, strides in splits.items()}
     groups = computer.groups(candidates)
-    timed = groups if args.grid == "reference" else sample(groups, args.sampled_groups)
+    timed = groups if args.grid == "reference" and not args.scores else sample(groups, args.sampled_groups)
     exhaustive, times = run_exhaustive(scorer, naive, timed)
+    if args.scores:
+        exhaustive = stored(args.scores)
     memory = peak_bytes() - before
     if args.study:
         keep(args.study, model, mixture, scorer, exhaustive)
@@ -152,6 +154,12 @@ def keep(folder: Path, model: Any, mixture: TextMixture, scorer: TextScorer, exh
     every = [scorer.unlooped_result(), *exhaustive.values()]
     losses = {one.result.loops: one.losses for one in every if one.losses is not None}
     StudyWriter(folder, header).append([one.result for one in every], losses)
+
+
+def stored(folder: Path) -> dict[str, Scored]:
+    """The exhaustive scores that `keep` wrote."""
+    results = [one for one in read_study(folder).results if one.loops]
+    return {one.loops: Scored(result=one, losses=read_losses(folder, one.loops)) for one in results}
 
 
 def run_race(scorer: TextScorer, candidates: Sequence[Candidate]) -> tuple[dict[str, Scored], tuple[float, float]]:
@@ -292,11 +300,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", choices=("reference", "paper"), default="reference")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--stride", type=int, default=2)
+    parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--scale", type=int, default=1, help="times 4,096 tokens")
     parser.add_argument("--error", type=float, default=Race().error)
     parser.add_argument("--memory-gb", type=float, default=2.0)
-    parser.add_argument("--sampled-groups", type=int, default=32, help="of the paper's grid")
+    parser.add_argument("--sampled-groups", type=int, default=32, help="timed ones, of the paper's grid or with --scores")
+    parser.add_argument("--scores", type=Path, help="what --study wrote: judge the race by these scores and time sampled groups alone")
     parser.add_argument("--study", type=Path, help="a folder that the exhaustive scores are written into, as a study")
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--json", action="store_true")

@@ -126,7 +126,7 @@ def test_the_same_call_again_measures_nothing_and_other_searches_share(made: Pat
     measured: list[int] = []
     own, own_race = TextScorer.score, TextScorer.race_group
     monkeypatch.setattr(TextScorer, "score", lambda self, group, share=1.0: measured.append(len(group)) or own(self, group, share))
-    monkeypatch.setattr(TextScorer, "race_group", lambda self, group, leader: measured.append(len(group)) or own_race(self, group, leader))
+    monkeypatch.setattr(TextScorer, "race_group", lambda self, group, *more: measured.append(len(group)) or own_race(self, group, *more))
     assert_same(place(made / "base", out=folder, settings=settings(made)), whole)
     assert measured == [] and (folder / "results.jsonl").read_bytes() == before
     place(made / "base", out=folder, settings=settings(made, race=False, algorithms=("random",), evaluations=10))

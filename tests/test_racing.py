@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from loopwise.loops import format_loops, parse_loops
 from loopwise.placement import Race, Ranks, Scored, Space, TextMeasurer, TextScorer, text_computer
 from loopwise.placement.racing import look
-from loopwise.placement.scorer import Leader
+from loopwise.placement.scorer import KnownLosses
 from loopwise.records import CandidateResult
 from loopwise.scoring import expansion, losses_of
 from placement_text import NUM_LAYERS, drawn_text, shape_of, sure_model
@@ -26,11 +26,9 @@ def _dropped_at(race: Race, text: tuple[Array, Array], differences: Array) -> in
     """The look at which a candidate with these differences to the leader is dropped."""
     leader, unlooped = (losses.astype(np.float32) for losses in text)
     candidate = (text[0] + differences).astype(np.float32)
-    behind = float(unlooped.mean(dtype=float) - leader.mean(dtype=float))
     for number in range(1, NUM_LOOKS):
         end = number * LOOK_POSITIONS
-        read = (losses[:end] for losses in (candidate, leader, unlooped))
-        if look(race, *read, behind, part=end / POSITIONS, num_looks=NUM_LOOKS - 1).dropped:
+        if look(race, candidate[:end], leader, unlooped[None], num_looks=NUM_LOOKS - 1).dropped:
             return number
     return None
 
@@ -77,8 +75,8 @@ def test_what_the_unlooped_model_says_of_the_unread_part_is_taken_as_read() -> N
     true = 0.5 * float((unlooped - leader).mean())
     candidate = leader + 0.5 * (unlooped - leader)
     end = LOOK_POSITIONS
-    read = (losses[:end].astype(np.float32) for losses in (candidate, leader, unlooped))
-    evidence = look(Race(), *read, float((unlooped - leader).mean()), part=end / POSITIONS, num_looks=7)
+    candidate, leader, unlooped = (losses.astype(np.float32) for losses in (candidate, leader, unlooped))
+    evidence = look(Race(), candidate[:end], leader, unlooped[None], num_looks=7)
     assert evidence.difference_nats == pytest.approx(true, abs=1e-4) and evidence.standard_error_nats < 1e-4 and evidence.dropped
     assert abs(float((candidate - leader)[:end].mean()) - true) > 0.02
 
@@ -86,10 +84,12 @@ def test_what_the_unlooped_model_says_of_the_unread_part_is_taken_as_read() -> N
 def test_few_positions_and_identical_losses_decide_nothing() -> None:
     losses = np.linspace(1, 3, 48, dtype=np.float32)
     more = losses + np.float32(9) + np.sin(losses)
-    assert not look(Race(), more[:20], losses[:20], losses[:20], 0.0, part=0.1, num_looks=7).dropped
-    assert look(Race(), more, losses, losses, 0.0, part=0.1, num_looks=7).dropped
-    assert not look(Race(), losses, losses, losses, 0.0, part=0.1, num_looks=7).dropped
-    assert not look(Race(), losses, losses, more, 9.5, part=0.1, num_looks=7).dropped
+    losses, more = np.tile(losses, 10), np.tile(more, 10)
+    assert not look(Race(), more[:20], losses, losses[None], num_looks=7).dropped
+    assert look(Race(), more[:48], losses, losses[None], num_looks=7).dropped
+    assert not look(Race(), losses[:48], losses, losses[None], num_looks=7).dropped
+    assert not look(Race(), losses[:48], losses, more[None], num_looks=7).dropped
+    assert look(Race(), more[:48], losses, np.stack([losses, more, more]), num_looks=7).dropped, "two that say the same"
 
 
 @pytest.mark.parametrize("error", [0.0, 0.6, -1.0])
@@ -193,7 +193,7 @@ def test_the_leader_is_the_best_so_far(text: Any) -> None:
     measurer = _measurer(text, race=RACE, max_group=2)
     leaders: list[str] = []
     compare = measurer.scorer.compare
-    measurer.scorer.compare = lambda runner, leader: leaders.append(format_loops(leader.candidate)) or compare(runner, leader)  # type: ignore[method-assign,func-returns-value]
+    measurer.scorer.compare = lambda runner, leader, known: leaders.append(format_loops(leader.candidate)) or compare(runner, leader, known)  # type: ignore[method-assign,func-returns-value]
     notes = _grid(measurer)
     losses = [notes.scored[leader].result.values["loss_nats"] for leader in leaders]
     assert losses == sorted(losses, reverse=True) and leaders[-1] == _order(notes)[0]
@@ -260,7 +260,7 @@ def test_a_ruined_candidate_in_a_race_is_a_result(text: Any) -> None:
     measurer = _measurer(text, race=RACE, max_group=3)
     group = [parse_loops(one, NUM_LAYERS) for one in ("4:6 x2 damped beta=0.5", "4:6 x2 damped beta=0.25", "3:6 x2 damped beta=0.5")]
     plain = measurer.scorer.unlooped().losses
-    leader = Leader(candidate=group[0], losses=(plain + 9).astype(np.float32))  # so bad that nobody is dropped
+    leader = KnownLosses(candidate=group[0], losses=(plain + 9).astype(np.float32))  # so bad that nobody is dropped
     sound = measurer.scorer.race_group(group, leader)
     handle = model.model.layers[3].mlp.register_forward_hook(lambda module, args, output: output * float("inf"))
     try:

@@ -63,7 +63,7 @@ class Command:
     """Say how many candidates there are and about how long they take, and stop."""
     race: bool = True
     """Drop candidates as soon as the text read so far shows that they lose (objective ppl_t only)."""
-    race_error: float = 0.02
+    race_error: float = 0.05
     """Probability of dropping one that the whole text would put within one standard error of the leader."""
     fit_tokens: int = 1024
     """Tokens that temperatures are fitted on."""
@@ -71,7 +71,7 @@ class Command:
     """Tokens that candidates are scored on."""
     window_tokens: int = 256
     """Tokens of one window of text."""
-    stride: int = 2
+    stride: int = 1
     """Score every so many tokens."""
     fit_stride: int = 4
     """Fit temperatures on every so many tokens."""

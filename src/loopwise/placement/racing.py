@@ -4,12 +4,12 @@ The test is on paired losses: the candidate's at the one temperature that is bes
 fitted one. Its null hypothesis is not "no worse than the leader" but "on the whole text within one paired standard error of
 the leader": what the whole text could not tell apart is not for a part of it to tell.
 
-The unlooped model's losses are known on the whole text, and where a candidate does worse than the leader is partly where
-the unlooped model does: so the difference is regressed on theirs, and what the regression says of the unread part is taken
-as read (the regression estimator of finite populations, Cochran 1977, chapter 7). The text is finite, so only what is not
-read yet is uncertain: a factor sqrt(1 - read/whole). The error is divided equally among the looks (Bonferroni): over all
-looks a candidate that the whole text would put within one standard error of the leader is dropped with at most that
-probability, as far as positions are independent and their mean is normal.
+Some losses are known on the whole text: the unlooped model's, and those of a few candidates spread over the grid. Where a
+candidate does worse than the leader is largely where its neighbours do: so the difference is regressed on theirs, and what
+the regression says of the unread part is taken as read (the regression estimator of finite populations, Cochran 1977,
+chapter 7). The text is finite, so only what is not read yet is uncertain: a factor sqrt(1 - read/whole). The error is divided
+equally among the looks (Bonferroni): over all looks a candidate that the whole text would put within one standard error of
+the leader is dropped with at most that probability, as far as positions are independent and their mean is normal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEWEST_POSITIONS = 24
 class Race:
     """How candidates are dropped."""
 
-    error: float = 0.02
+    error: float = 0.05
     """Probability, over all looks at one candidate, that it is dropped although the whole text would put it within one paired
     standard error of the leader."""
 
@@ -50,33 +50,41 @@ class Evidence:
     dropped: bool
 
 
-def look(
-    race: Race, candidate: Losses, leader: Losses, unlooped: Losses, unlooped_leader_nats: float, *, part: float, num_looks: int
-) -> Evidence:
+def look(race: Race, candidate: Losses, leader: Losses, known: Losses, *, num_looks: int) -> Evidence:
     """Compare the losses read so far, position by position.
 
     Args:
-        candidate, leader, unlooped: losses in nats at the positions read, [positions].
-        unlooped_leader_nats: the unlooped model's mean loss minus the leader's, on the whole text.
-        part: how much of the text's positions that is.
+        candidate: losses in nats at the positions read, [read].
+        leader: the leader's on the whole text, [positions].
+        known: those of the unlooped model and of others on the whole text, [models, positions].
         num_looks: looks that there will be in all.
     """
+    num, part = len(candidate), len(candidate) / len(leader)
     reference = leader.astype(np.float64)
-    differences, known = candidate - reference, unlooped - reference
-    num = len(differences)
+    differences, others = candidate - reference[:num], known - reference
+    mean = float(differences.mean())
     if num < FEWEST_POSITIONS:
-        return Evidence(difference_nats=float(differences.mean()), standard_error_nats=math.inf, dropped=False)
-    known_spread = known - known.mean()
-    square = float(known_spread @ known_spread)
-    slope = float(known_spread @ differences) / square if square > 0 else 0.0
-    estimate = float(differences.mean()) + slope * (unlooped_leader_nats - float(known.mean()))
-    residual = differences - differences.mean() - slope * known_spread
-    variance = float(residual @ residual) / (num - 2)
-    leverage = (unlooped_leader_nats - float(known.mean())) ** 2 / square if square > 0 else 0.0
-    error = math.sqrt(variance * (1 / num + leverage) * (1.0 - part))
-    margin = float(differences.std(ddof=1)) / math.sqrt(num / part)
-    quantile = _t_quantile(race.error / num_looks, num - 2)
+        return Evidence(difference_nats=mean, standard_error_nats=math.inf, dropped=False)
+    read = others[:, :num]
+    spread = read - read.mean(axis=1, keepdims=True)
+    unread = others.mean(axis=1) - read.mean(axis=1)
+    inverse, rank = _pseudo_inverse(spread @ spread.T)
+    slopes = inverse @ (spread @ differences)
+    estimate = mean + float(slopes @ unread)
+    residual = differences - mean - slopes @ spread
+    freedom = num - 1 - rank
+    variance = float(residual @ residual) / freedom
+    error = math.sqrt(variance * (1 / num + float(unread @ inverse @ unread)) * (1.0 - part))
+    margin = float(differences.std(ddof=1)) / math.sqrt(len(leader))
+    quantile = _t_quantile(race.error / num_looks, freedom)
     return Evidence(difference_nats=estimate, standard_error_nats=error, dropped=estimate - quantile * error > margin)
+
+
+def _pseudo_inverse(products: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """Of a positive semi-definite matrix, and its rank: two models that say the same count once."""
+    values, vectors = np.linalg.eigh(products)
+    kept = values > max(float(values[-1]), 0.0) * 1e-10
+    return (vectors[:, kept] / values[kept]) @ vectors[:, kept].T, int(kept.sum())
 
 
 @lru_cache(maxsize=1024)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +33,17 @@ from loopwise.scoring import (
     text_score,
 )
 
+from .nearness import nearest
 from .racing import Evidence, Losses, Race, look
 from .sharing import Computer
 from .space import Candidate
 
 LARGEST_STEP = 0.3
 """How far from where losses are expanded, as a part of 1/T, a race takes the expansion at its word."""
+NEAR_STEP = 0.1
+"""A first look that finds its best 1/T within this part of where it expanded has expanded near enough."""
+NEIGHBOURS = 2
+"""Known candidates that a difference is regressed on, beside the unlooped model: the nearest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +70,26 @@ class Runner:
 
     def rested(self) -> Runner:
         """Without the tensors: what is known of it, small enough to keep of every candidate and to send to other processes."""
-        return Runner(self.candidate, self.inverse, self.expanded, ended=self.ended)
+        return Runner(self.candidate, self.inverse, list(self.expanded), ended=self.ended)
 
     def losses(self) -> Losses:
         """Of what was read, at the one temperature that is best for it: at no other would the candidate look better."""
-        loss, slope, curvature = np.concatenate(self.expanded, axis=1).astype(np.float64)
-        total = float(curvature.sum())
-        step = -float(slope.sum()) / total if total > 0 else 0.0
-        step = min(max(step, -LARGEST_STEP * self.inverse), LARGEST_STEP * self.inverse)
+        expanded = np.concatenate(self.expanded, axis=1).astype(np.float64)
+        step = min(max(_best_step(expanded), -LARGEST_STEP * self.inverse), LARGEST_STEP * self.inverse)
+        loss, slope, curvature = expanded
         best: Losses = (loss + slope * step + curvature * step**2 / 2).astype(np.float32)
         return best
 
 
+def _best_step(expanded: NDArray[np.floating[Any]]) -> float:
+    """How far the best 1/T lies from where losses were expanded, [3, positions], by their expansion."""
+    _, slope, curvature = expanded.sum(axis=1, dtype=np.float64)
+    return -float(slope) / float(curvature) if curvature > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leader:
-    """The best candidate when a wave of a race began."""
+class KnownLosses:
+    """A candidate that was read to the end: the leader of a wave, or a neighbour that says how losses go on."""
 
     candidate: Candidate
     losses: Losses
@@ -157,18 +168,30 @@ class TextScorer:
                 runner.ended = _with_seconds([runner], (time.monotonic() - began) / len(group))[0]
         return [runner.rested() for runner in runners]
 
-    def race_group(self, group: Sequence[Candidate], leader: Leader) -> list[Scored]:
-        """A group's candidates through the text, those that lose to ``leader`` only as far as it takes to see it."""
+    def race_group(
+        self,
+        group: Sequence[Candidate],
+        leader: KnownLosses,
+        known: Sequence[KnownLosses] = (),
+        heated: Mapping[Candidate, Runner] | None = None,
+    ) -> list[Scored]:
+        """A group's candidates through the text, those that lose to ``leader`` only as far as it takes to see it.
+
+        Args:
+            known: candidates that were read to the end, among which each finds its neighbours.
+            heated: what the first look left of all candidates, from which they go on.
+        """
         began = time.monotonic()
-        runners = [self._runner(candidate) for candidate in group]
-        for batch in self.computer.score:
+        runners = [heated[candidate].rested() if heated else self._runner(candidate) for candidate in group]
+        for number, batch in enumerate(self.computer.score):
             living = [runner for runner in runners if runner.ended is None]
             if not living:
                 break
-            self._look(living, batch)
+            if not heated or number:
+                self._look(living, batch)
             for runner in living:
                 if runner.ended is None:
-                    self.compare(runner, leader)
+                    self.compare(runner, leader, known)
         self._finish([runner for runner in runners if runner.ended is None])
         return _with_seconds(runners, time.monotonic() - began)
 
@@ -179,21 +202,23 @@ class TextScorer:
         """The next batch of the scoring split."""
         for runner, kept in zip(runners, self.computer.kept([runner.candidate for runner in runners], batch), strict=True):
             logits = self.computer.logits(kept, batch)
-            if not runner.expanded:  # far from the unlooped model's temperature an expansion about that would not be near enough
-                with contextlib.suppress(ScoringError):
-                    runner.inverse = 1 / fit_temperature([logits], start=self.start_temperature)
-            runner.expanded.append(expansion(logits, runner.inverse).cpu().numpy())
+            expanded = expansion(logits, runner.inverse).cpu().numpy()
+            if not runner.expanded and abs(_best_step(expanded)) > NEAR_STEP * runner.inverse:
+                with contextlib.suppress(ScoringError):  # the unlooped model's temperature is too far to expand about
+                    runner.inverse = 1 / fit_temperature([logits], tolerance=NEAR_STEP / 2, start=self.start_temperature)
+                    expanded = expansion(logits, runner.inverse).cpu().numpy()
+            runner.expanded.append(expanded)
             runner.kept.append(kept)
-            if not np.isfinite(runner.expanded[-1]).all():
+            if not np.isfinite(expanded).all():
                 runner.ended = self._ruined(runner.candidate, 1.0, "its losses are not finite")
 
     def estimate(self, runner: Runner) -> float:
         """The candidate's mean loss in nats on the whole text, less the unlooped model's, from what it has read."""
-        return self._evidence(runner, self.unlooped().losses)[0].difference_nats
+        return self._evidence(runner, KnownLosses(candidate=(), losses=self.unlooped().losses))[0].difference_nats
 
-    def compare(self, runner: Runner, leader: Leader) -> None:
-        """Drop a candidate that the losses read so far show to lose to the leader."""
-        evidence, part = self._evidence(runner, leader.losses)
+    def compare(self, runner: Runner, leader: KnownLosses, known: Sequence[KnownLosses] = ()) -> None:
+        """Drop a candidate that the losses read so far show to lose to the leader; ``known`` as in `race_group`."""
+        evidence, part = self._evidence(runner, leader, known)
         if part == 1.0 or not evidence.dropped:  # with nothing left to read but windows too short to score it has come through
             return
         plain = self.unlooped()
@@ -210,18 +235,23 @@ class TextScorer:
         )
         runner.ended = Scored(result=self._result(runner.candidate, "dropped", part, values, None, reason))
 
-    def _evidence(self, runner: Runner, reference: Losses) -> tuple[Evidence, float]:
-        """What the losses read so far say against ``reference``, losses on the whole text; and how much of it was read."""
+    def _evidence(self, runner: Runner, leader: KnownLosses, known: Sequence[KnownLosses] = ()) -> tuple[Evidence, float]:
+        """What the losses read so far say against the leader's; and how much of the text was read."""
         assert self.race is not None
-        ours, plain = runner.losses(), self.unlooped().losses
-        part = len(ours) / len(reference)
-        known = float(np.mean(plain, dtype=np.float64) - np.mean(reference, dtype=np.float64))
-        read = slice(0, len(ours))
-        num_looks = max(1, len(self.computer.score) - 1)
-        return look(self.race, ours, reference[read], plain[read], known, part=part, num_looks=num_looks), part
+        others = {one.candidate: one.losses for one in known if one.candidate != leader.candidate}
+        near = nearest(runner.candidate, others, NEIGHBOURS)
+        ours, num_looks = runner.losses(), max(1, len(self.computer.score) - 1)
+        evidence = look(self.race, ours, leader.losses, np.stack([self.unlooped().losses, *near]), num_looks=num_looks)
+        return evidence, len(ours) / len(leader.losses)
 
     def _finish(self, runners: Sequence[Runner]) -> None:
         """The exact scores of candidates that came through: the fitting split is read, and the head runs once more at its temperature."""
+        if not runners:
+            return
+        if len(runners[0].kept) < len(self.computer.score):  # they went on from a first look that kept no tensors
+            first = self.computer.kept([runner.candidate for runner in runners], self.computer.score[0])
+            for runner, kept in zip(runners, first, strict=True):
+                runner.kept.insert(0, kept)
         readers = [_Reader(runner.candidate) for runner in runners]
         self._calibrate(readers, 1.0)
         for runner, reader in zip(runners, readers, strict=True):
@@ -233,8 +263,6 @@ class TextScorer:
 
     def _calibrate(self, readers: Sequence[_Reader], share: float) -> None:
         """Fit temperatures on the first ``share`` of the fitting split."""
-        if not readers:
-            return
         logits: list[list[PositionLogits]] = [[] for _ in readers]
         for batch in self._parts(share)[0]:
             for own, kept in zip(logits, self.computer.kept([reader.candidate for reader in readers], batch), strict=True):

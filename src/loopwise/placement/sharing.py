@@ -108,7 +108,7 @@ def growing_batches(windows: Sequence[Sequence[int]], stride: int, first: int, d
     while at < len(scored):
         batches += make_batches(scored[at : at + size], stride=stride, batch_size=size, device=device)
         at += size
-        size = min(max(at, first), MOST_WINDOWS)
+        size = min(max(at // 2, first), MOST_WINDOWS)
     return tuple(batches)
 
 

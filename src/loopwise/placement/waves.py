@@ -13,14 +13,17 @@ from typing import Protocol
 from loopwise.loops import format_loops
 from loopwise.records import CandidateResult
 
+from .nearness import spread
 from .ranks import Ranks
-from .scorer import Leader, Runner, Scored, TextScorer
+from .scorer import KnownLosses, Runner, Scored, TextScorer
 from .space import Candidate
 
 HEAT = 16
 """From so many candidates on, all are read on the first look before any goes on: it finds a leader among all of them."""
 TRIED_AS_LEADER = 3
 """Of the heat's best, so many are scored on the whole text before anything is dropped."""
+ONE_KNOWN_IN = 256
+"""Of so many candidates one more is, wherever it ranks: spread over what is left, they are the others' neighbours."""
 FIRST_WAVE, MOST_IN_A_WAVE = 32, 512
 """Candidates; the leader changes between waves."""
 Tell = Callable[[Sequence[Scored]], None]
@@ -51,7 +54,9 @@ class TextMeasurer:
         self.scorer, self.ranks = scorer, ranks
         self.measure = scorer.measure
         self._best: tuple[float, Candidate] = (math.inf, ())
-        self._leader: Leader | None = None
+        self._leader: KnownLosses | None = None
+        self._known: tuple[KnownLosses, ...] = ()
+        self._heated: dict[Candidate, Runner] = {}
 
     def __call__(self, candidates: Sequence[Candidate], share: float, known: Known, tell: Tell) -> None:
         if all(known(format_loops(candidate)) is not None for candidate in candidates):
@@ -71,6 +76,8 @@ class TextMeasurer:
             at, size = at + size, min(2 * size, MOST_IN_A_WAVE)
             self._measure(self.scorer.computer.groups(wave), 1.0, known, tell, raced=True)
             self.replay(wave, known)
+        if self._known:
+            self._known, self._heated, self._leader = (), {}, None  # whoever leads later is scored alone, as after a resume
 
     def _heat(self, candidates: Sequence[Candidate], tell: Tell) -> list[Candidate]:
         """The candidates that the first look leaves, best first; the best of them lead from then on."""
@@ -84,14 +91,33 @@ class TextMeasurer:
         living = [runner for runner in runners if runner.ended is None]
         estimates = {runner.candidate: self.scorer.estimate(runner) for runner in living}
         living.sort(key=lambda runner: estimates[runner.candidate])
-        for runner in living[:TRIED_AS_LEADER]:
-            self._try_as_leader(runner.candidate, tell)
-        leader = self._current_leader()
-        for runner in living:
-            if leader is not None and runner.candidate != leader.candidate:
-                self.scorer.compare(runner, leader)
-        tell([runner.ended for runner in living if runner.ended is not None])
-        return [runner.candidate for runner in living[TRIED_AS_LEADER:] if runner.ended is None]
+        order = [runner.candidate for runner in living]
+        first_read = order[:TRIED_AS_LEADER] + spread(order, order[:TRIED_AS_LEADER], len(candidates) // ONE_KNOWN_IN)
+        self._known = tuple(self._read_to_the_end(first_read, tell))
+        leader = self._leader = next((one for one in self._known if one.candidate == self._best[1]), None) or self._current_leader()
+        rest = [runner for runner in living if runner.candidate not in first_read]
+        for runner in rest:
+            if leader is not None:
+                self.scorer.compare(runner, leader, self._known)
+        tell([runner.ended for runner in rest if runner.ended is not None])
+        self._heated = {runner.candidate: runner for runner in rest if runner.ended is None}
+        return list(self._heated)
+
+    def _read_to_the_end(self, candidates: Sequence[Candidate], tell: Tell) -> list[KnownLosses]:
+        """Score candidates on the whole text, shared out over ranks; the best of them leads from then on."""
+        groups = self.scorer.computer.groups(candidates)
+        known: list[KnownLosses] = []
+        for first in range(0, len(groups), self.ranks.size):
+            mine = first + self.ranks.rank
+            found = self.scorer.score(groups[mine]) if mine < len(groups) else []
+            every = [scored for part in self.ranks.gather(found) for scored in part]
+            tell(every)
+            members = [candidate for group in groups[first : first + self.ranks.size] for candidate in group]
+            for candidate, scored in zip(members, every, strict=True):
+                self._observe(candidate, scored.result)
+                if scored.losses is not None:
+                    known.append(KnownLosses(candidate=candidate, losses=scored.losses))
+        return known
 
     def _measure(self, groups: Sequence[tuple[Candidate, ...]], share: float, known: Known, tell: Tell, *, raced: bool = False) -> None:
         """Groups with somebody in them that is not known yet, shared out over ranks."""
@@ -101,7 +127,11 @@ class TextMeasurer:
             found: list[Scored] = []
             if mine < len(missing):
                 leader = self._current_leader() if raced else None
-                found = self.scorer.race_group(missing[mine], leader) if leader else self.scorer.score(missing[mine], share)
+                found = (
+                    self.scorer.race_group(missing[mine], leader, self._known, self._heated)
+                    if leader
+                    else self.scorer.score(missing[mine], share)
+                )
             tell([scored for part in self.ranks.gather(found) for scored in part])
 
     def replay(self, candidates: Sequence[Candidate], known: Known) -> None:
@@ -113,18 +143,11 @@ class TextMeasurer:
         if result is not None and result.status == "scored" and result.share == 1.0 and result.values["loss_nats"] < self._best[0]:
             self._best = (result.values["loss_nats"], candidate)
 
-    def _try_as_leader(self, candidate: Candidate, tell: Tell) -> None:
-        scored = self.scorer.score([candidate])[0]
-        tell([scored])
-        if scored.losses is not None and scored.result.values["loss_nats"] < self._best[0]:
-            self._best = (scored.result.values["loss_nats"], candidate)
-            self._leader = Leader(candidate=candidate, losses=scored.losses)
-
-    def _current_leader(self) -> Leader | None:
+    def _current_leader(self) -> KnownLosses | None:
         """The best so far with its losses, always computed alone, so that they are the same at every call."""
         candidate = self._best[1]
         if candidate and (self._leader is None or self._leader.candidate != candidate):
             losses = self.scorer.score([candidate])[0].losses
             assert losses is not None
-            self._leader = Leader(candidate=candidate, losses=losses)
+            self._leader = KnownLosses(candidate=candidate, losses=losses)
         return self._leader

@@ -26,7 +26,7 @@ class TextSettings:
     score_tokens: int = 3072
     """Where candidates are scored."""
     window_tokens: int = 256
-    stride: int = 2
+    stride: int = 1
     """Every how many tokens of the scoring split one is scored."""
     fit_stride: int = 4
     """Likewise of the fitting split: one temperature needs fewer positions than a comparison of losses."""
@@ -79,7 +79,7 @@ class PlaceSettings:
     """Stop after so many; None: when the algorithm ends by itself."""
     race: bool = True
     """Drop candidates by paired losses as the text is read; only under ``ppl_t``."""
-    race_error: float = 0.02
+    race_error: float = 0.05
     memory_gb: float = 2.0
     """What kept states and candidates at work may take, beside the model."""
     items: int = 64
