@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from loopwise.evaluation import check_parity
-from loopwise.models import ModelError, insert, load, save
-from loopwise.nets import Architecture, LoopedConfig, LoopedTransformer, NetError, Recurrence, named
+from loopwise.models import SIDECAR, ModelError, insert, load, loops_of, remove, save
+from loopwise.nets import Architecture, LoopedConfig, LoopedTransformer, NetError, Recurrence, named, own_loops
 from loopwise.nets.attention import Attention, rotary
 from loopwise.nets.designs import Parcae, deeploop_constants
 from loopwise.nets.injection import InputInjection, hashed_uniform
@@ -397,8 +397,17 @@ def test_saved_networks_load_by_name_and_pass_the_parity_check(tmp_path: Path) -
         assert torch.equal(loaded(ids).logits, net(ids).logits)
     parity = check_parity(loaded, [[5, 6, 7], [9, 8, 7, 6, 5], [4] * 8], new_tokens=6)
     assert parity.ok and parity.max_abs_logit_difference < 1e-4
+    own = own_loops(net.config.architecture)
+    assert (
+        loops_of(loaded) == own and insert(loaded, own) is loaded and loops_of(remove(loaded)) == own and not (tmp_path / SIDECAR).exists()
+    )
+    for refused in ("0:1 x2", "0:2 x9"):
+        with pytest.raises(ModelError, match=r"was trained with the loops .* leave loops out"):
+            insert(loaded, refused)
+    plain = tiny_net("prenorm", num_loops=1)
+    assert loops_of(plain) == ()
     with pytest.raises(ModelError, match="LoopedTransformer is not a family that loops are tested in"):
-        insert(loaded, "0:1 x2")
+        insert(plain, "0:1 x2")
 
 
 def test_configs_keep_every_field_and_refuse_what_cannot_be() -> None:

@@ -2,7 +2,7 @@
 
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
-from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save, source_of
+from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save, source_of, trained_loops
 from .replay import Arguments, Iterates, Recorded, Replay, Run
 from .sidecar import SIDECAR, Sidecar, read_sidecar
 from .surgery import insert, loops_of, remove
@@ -38,4 +38,5 @@ __all__ = [
     "save",
     "source_of",
     "static_cache",
+    "trained_loops",
 ]

@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..loops import Loop, check_loops, parse_loops
-from ..nets import model as _looped_networks  # noqa: F401  # registers them with the Auto classes
+from ..nets import LoopedConfig, own_loops  # its import registers the networks with the Auto classes
 from .families import ModelError, decoder_layers
 from .sidecar import SIDECAR, check_base, copy_with_loops, hash_files, read_sidecar, write_sidecar
-from .surgery import insert, loops_of
+from .surgery import insert, inserted_loops
 
 EMBEDDED = "smollm2"
 """The name of the embedded default, SmolLM2-135M-Instruct."""
@@ -114,7 +114,8 @@ def resolve(name: str | Path) -> Source:
 
 
 def resolve_loops(source: Source, loops: str | Loop | Iterable[Loop] | None = None) -> tuple[Loop, ...]:
-    """The loops that a model is to have, checked against its layers; None takes the folder's own, if it has some.
+    """The loops that a model is to have, checked against its layers; None takes the folder's own, if it has some: those of its
+    sidecar, or those that a network of ``loopwise.nets`` was trained with.
 
     Raises:
         ModelError: a damaged sidecar, or a config.json that is none.
@@ -123,7 +124,7 @@ def resolve_loops(source: Source, loops: str | Loop | Iterable[Loop] | None = No
     num_layers = _num_layers(source)
     if loops is None:
         sidecar = read_sidecar(source.folder)
-        loops = sidecar.loops if sidecar else ()
+        loops = sidecar.loops if sidecar else trained_loops(source)
     if isinstance(loops, str):
         return parse_loops(loops, num_layers)
     return check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
@@ -149,7 +150,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fold
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    if loops := loops_of(model):
+    if loops := inserted_loops(model):
         source = source_of(model)
         name = source.name if source else type(model).__name__
         write_sidecar(folder, loops=loops, num_layers=len(decoder_layers(model)), base=name)
@@ -199,11 +200,24 @@ def model_hash(model: PreTrainedModel) -> str:
 
 
 def _num_layers(source: Source) -> int:
+    return int(_config(source).get_text_config(decoder=True).num_hidden_layers)
+
+
+def trained_loops(source: Source) -> tuple[Loop, ...]:
+    """The loops that a network of ``loopwise.nets`` was trained with; none of any other model.
+
+    Raises:
+        ModelError: a config.json that transformers does not know.
+    """
+    config = _config(source)
+    return own_loops(config.architecture) if isinstance(config, LoopedConfig) else ()
+
+
+def _config(source: Source) -> Any:
     try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {source.name!r}: its config.json is not one that transformers knows ({_one_line(error)})") from None
-    return int(config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def _check_device(device: str | torch.device) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ..loops import CallSite, LayerNode, Loop, Node, SpanNode, call_sites, check_loops, format_loops, loop_tree, parse_loops
+from ..nets import MODEL_TYPE, own_loops
 from .caches import cache_views
 from .families import FAMILIES, Family, ModelError, find_decoder
 from .operators import CaptureResidual, apply_loop, hidden_state, run_capturing
@@ -48,10 +49,14 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
         untested_family: also try a decoder that is not in `FAMILIES`: whole-layer loops only, and only if cached
             decoding then equals full recompute on random tokens.
 
+    A network that was trained with loops of its own takes these and no others: they are part of its forward.
+
     Raises:
         LoopError: loops that cannot be, with the model's layer count.
         ModelError: an unknown family, a model that has loops already, or a failed parity check.
     """
+    if own := own_loops_of(model):
+        return _with_own_loops(model, own, loops)
     decoder, family = find_decoder(model, untested_family=untested_family)
     layers: Any = getattr(decoder, family.layers)
     num_layers = len(layers)
@@ -80,6 +85,17 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
                 getattr(layers._modules[str(layer)], family.mlp_half[0]).register_forward_pre_hook(CaptureResidual())
     if untested:
         _try_untested(model, looped)
+    return model
+
+
+def _with_own_loops(model: ModelT, own: tuple[Loop, ...], loops: str | Loop | Iterable[Loop]) -> ModelT:
+    num_layers = cast(Any, model).config.num_hidden_layers
+    values = [loops] if isinstance(loops, Loop) else loops
+    given = parse_loops(values, num_layers) if isinstance(values, str) else check_loops(values, num_layers)
+    if given not in ((), own):
+        raise ModelError(
+            f"{type(model).__name__} was trained with the loops {format_loops(own)}, not with {format_loops(given)}; leave loops out"
+        )
     return model
 
 
@@ -131,9 +147,20 @@ def remove(model: ModelT) -> ModelT:
 
 
 def loops_of(model: nn.Module) -> tuple[Loop, ...]:
-    """The loops in ``model``, in canonical order; empty for a plain one."""
+    """The loops in ``model``, in canonical order, put in or of its own; empty for a plain one."""
+    return inserted_loops(model) or own_loops_of(model)
+
+
+def inserted_loops(model: nn.Module) -> tuple[Loop, ...]:
+    """The loops that `insert` put into ``model``: those that `remove` takes out."""
     layers = _looped_layers(model)
     return () if layers is None else layers.surgery.loops
+
+
+def own_loops_of(model: nn.Module) -> tuple[Loop, ...]:
+    """The loops that a network of ``loopwise.nets`` was trained with, empty for every other model; nothing takes them out."""
+    config = getattr(model, "config", None)
+    return own_loops(config.architecture) if getattr(config, "model_type", None) == MODEL_TYPE else ()  # type: ignore[union-attr]
 
 
 def _looped_layers(model: nn.Module) -> LoopedLayers | None:

@@ -13,7 +13,7 @@ from ..cost import cost_of, read_shape
 from ..decoding import DecodingRule, read_chat
 from ..evaluation import Parity, check_parity, evaluate
 from ..loops import Loop, format_loops
-from ..models import Loaded, Source, insert, load, remove, resolve, resolve_loops
+from ..models import Loaded, Source, insert, load, remove, resolve, resolve_loops, trained_loops
 from ..protocol import (
     LargerModel,
     Plan,
@@ -88,7 +88,8 @@ def trial(
         model: the looped model, as for `loopwise.load`.
         loops: default the folder's own, or the best of the study that the settings name.
         budgets: tokens an answer can have; default half, once and twice each task's own.
-        twin: the identically trained twin's weights; default the same weights without the loop (a training-free loop).
+        twin: the identically trained twin's weights; default the same weights without the loop (a training-free loop). A network
+            that was trained with loops of its own needs one.
 
     Raises:
         TrialError: a plan that cannot be, ``out`` holds a trial with another plan, or an item is in the text of the study
@@ -106,6 +107,7 @@ def trial(
     checked = resolve_loops(source, loops) if loops is not None or study is None else loops_of_study(source, study, out)
     if not checked:
         raise TrialError(f"{model} has no loop; give loops, e.g. '10:14 x2'")
+    _check_twin(source, twin)
     plan = _plan(source, checked, chosen, budgets, settings)
     keep_selection(out, selection)
     _keep_plan(out, plan, settings)
@@ -118,6 +120,17 @@ def trial(
     if settings.noise_floor:
         runner.noise_floor()
     return judge_trial(out)
+
+
+def _check_twin(source: Source, twin: str | Path | None) -> None:
+    """A network that was trained with loops has a twin that was trained without, in a folder of its own."""
+    if twin is None:
+        if trained_loops(source):
+            raise TrialError(
+                f"{source.name} was trained with its loops and cannot run without; give the twin that was trained without them"
+            )
+    elif others := trained_loops(resolve(twin)):
+        raise TrialError(f"{twin} was trained with loops of its own, {format_loops(others)}; a twin has none: compare the two with judge")
 
 
 def _plan(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], budgets: Sequence[int], settings: TrialSettings) -> Plan:
