@@ -1,8 +1,15 @@
-"""Text to score models on: documents, and domain-balanced mixtures of their windows. No torch."""
+"""Text to score models on, and text to train them on: documents and mixtures of their windows; token shards and batches. No torch."""
 
+from .batches import NO_LOSS, BatchSource, TokenBatch
+from .chunks import Counts
+from .decontaminating import decontaminate_sources
+from .decontamination import EvaluationItem, ItemIndex, read_items
 from .documents import DataError, Document, named_documents, standard_documents
 from .files import read_documents
 from .mixture import Split, TextMixture, Window, balanced_mixture, check_fits
+from .mixture_batches import MixtureBatches, planned_sizes
+from .mixture_plan import MixturePlan
+from .named_mixtures import NAMED_MIXTURES, ArloopMixture, named_mixture
 from .overlap import (
     TEXT_HASHES_FILE,
     TextHashes,
@@ -14,27 +21,60 @@ from .overlap import (
     without_wording,
     write_text_hashes,
 )
+from .packing import PackedSequences
+from .parts import parse_training_sources
+from .permutation import Permutation
+from .shards import HELD_OUT_FOLDER, TokenizerFacts, TokenShards, TokenStream
 from .sources import check_sources, read_sources
+from .tokenizing import TokenizeSettings, tokenize_sources
+from .training_mixture import Mixture, Stage, read_mixture, single_mixture
 
 __all__ = [
+    "HELD_OUT_FOLDER",
+    "NAMED_MIXTURES",
+    "NO_LOSS",
     "TEXT_HASHES_FILE",
+    "ArloopMixture",
+    "BatchSource",
+    "Counts",
     "DataError",
     "Document",
+    "EvaluationItem",
+    "ItemIndex",
+    "Mixture",
+    "MixtureBatches",
+    "MixturePlan",
+    "PackedSequences",
+    "Permutation",
     "Split",
+    "Stage",
     "TextHashes",
     "TextMixture",
+    "TokenBatch",
+    "TokenShards",
+    "TokenStream",
+    "TokenizeSettings",
+    "TokenizerFacts",
     "Window",
     "balanced_mixture",
     "check_fits",
     "check_sources",
+    "decontaminate_sources",
     "hash_documents",
     "named_documents",
+    "named_mixture",
     "overlapping",
+    "parse_training_sources",
+    "planned_sizes",
     "read_documents",
+    "read_items",
+    "read_mixture",
     "read_sources",
     "read_text_hashes",
     "shingle_hashes",
+    "single_mixture",
     "standard_documents",
+    "tokenize_sources",
     "used_documents",
     "without_wording",
     "write_text_hashes",
