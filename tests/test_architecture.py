@@ -38,11 +38,11 @@ HEAVY = {"torch", "transformers", "scipy", "altair", "vl_convert", "jinja2", "ma
 
 
 def _modules() -> Iterator[tuple[Path, str, str]]:
-    """Every module of a room: its file, its dotted name, its room. The package's own ``__init__`` belongs to none."""
+    """Every module of a room: its file, its dotted name, its room. The package's own ``__init__`` and ``__main__`` belong to none."""
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if name != "loopwise":
+        if name not in ("loopwise", "loopwise.__main__"):
             yield file, name, name.split(".")[1]
 
 

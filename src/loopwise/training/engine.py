@@ -1,0 +1,266 @@
+"""The training loop: plain torch, for every network of ``loopwise.nets`` and every causal language model of transformers."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data import BatchSource, TokenBatch
+from ..nets.model import LoopedTransformer
+from ..nets.recurrence import Depth
+from .checkpoints import keep_newest, load_checkpoint, newest_checkpoint, save_checkpoint
+from .distributed import Ranks, adding_up, check_spread, full_tensor, join, replicate, settle, shard
+from .feeding import Fed, Feeder
+from .flops import StepFlops, step_flops
+from .losses import LossModule, loss_in_forward, to_device
+from .metrics import MetricsWriter, StepMetrics, peak_flops, read_evaluations, read_metrics
+from .optimizers import fill_gradients, make_optimizers, optimizer_tensors, parameter_groups, set_learning_rates
+from .preparing import check_memory, check_model, compute_settings, draw_seed, peak_memory_bytes, prepare, run_header
+from .reporting import Reporter, Silent, State, TrainResult, duration
+from .saving import MODEL_FOLDER, bind_header, lock, save_model
+from .settings import Execution, TrainingError, TrainSettings
+
+Evaluate = Callable[[PreTrainedModel, int], dict[str, float]]
+"""Called on every process with the model and the number of updates made; gives named numbers, the same on all."""
+
+_TIMED_STEPS = 3
+"""Steps after which the time left is told; the first of them, which compiles and warms up, does not count."""
+
+
+def train(
+    model: PreTrainedModel,
+    source: BatchSource,
+    settings: TrainSettings,
+    out: str | Path,
+    *,
+    execution: Execution | None = None,
+    evaluate: Evaluate | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    reporter: Reporter | None = None,
+) -> TrainResult:
+    """Train a model, in place and in fp32 weights; the same call goes on where a killed one stopped.
+
+    Under torchrun every process makes this call with the same arguments. ``out`` gets ``run.json`` (what binds the run),
+    ``metrics.jsonl``, ``checkpoints/`` and, at the end, ``model/``.
+
+    Raises:
+        TrainingError: bad input, before anything long begins; ``out`` holds another run; a loss or gradient that is not finite,
+            with its step and batch (the checkpoints before it stay).
+        OSError: the disk is full.
+    """
+    execution, out = execution or Execution(), Path(out)
+    ranks = join(execution.device)
+    reporter = reporter if reporter is not None and ranks.rank == 0 else Silent()
+    check_spread(model, settings, execution, ranks)
+    check_model(model, source, settings, ranks)
+    flops = step_flops(model)
+    reporter.note(check_memory(model, source, settings, execution, ranks, flops))
+    header = run_header(model, source, settings)
+
+    def claim() -> int:
+        handle = lock(out)
+        try:
+            bind_header(out, header)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    handle = ranks.from_first(claim)
+    try:
+        with compute_settings(settings, execution, ranks):
+            return _Run(model, source, settings, execution, out, ranks, flops, reporter).train(evaluate, tokenizer)
+    finally:
+        if ranks.rank == 0:
+            os.close(handle)
+
+
+class _Run:
+    """One run in one process."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        source: BatchSource,
+        settings: TrainSettings,
+        execution: Execution,
+        out: Path,
+        ranks: Ranks,
+        flops: StepFlops | None,
+        reporter: Reporter,
+    ) -> None:
+        self.model, self.source, self.settings, self.execution = model, source, settings, execution
+        self.out, self.ranks, self.flops, self.reporter = out, ranks, flops, reporter
+        groups = parameter_groups(model, settings.optimizer)
+        prepare(model, settings, execution, ranks.device)
+        if execution.fsdp:
+            assert isinstance(model, LoopedTransformer)
+            shard(model, loss_in_forward, ranks, bf16=settings.dtype == "bf16")
+        self.module = LossModule(model) if execution.fsdp else replicate(LossModule(model), model, settings, ranks)
+        self.optimizers = make_optimizers(model, groups, settings)
+        self.parameters = [parameter for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]]
+        self.peak = peak_flops(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None
+        self.state = State(step=0, tokens=0, flops=None if flops is None else 0.0, seconds=0.0)
+
+    def train(self, evaluate: Evaluate | None, tokenizer: PreTrainedTokenizerBase | None) -> TrainResult:
+        """Go on from the newest checkpoint to the end."""
+        self._resume()
+        writer = MetricsWriter(self.out, after_step=self.state.step) if self.ranks.rank == 0 else None
+        num_steps, first_step = self.settings.num_steps, self.state.step
+        feeder = Feeder(self.source, self.ranks, first_step=first_step, num_steps=num_steps)
+        seconds: list[float] = []
+        try:
+            for step in range(first_step, num_steps):
+                metrics = self._step(step, feeder)
+                if writer:
+                    writer.step(metrics)
+                self.reporter.step(metrics, num_steps)
+                seconds.append(metrics.seconds)
+                if len(seconds) == _TIMED_STEPS:
+                    self._tell_time(seconds[1:])
+                self._evaluate(evaluate, writer)
+                self._checkpoint(writer)
+        finally:
+            feeder.close()
+            if writer:
+                writer.close()
+        folder = self.out / MODEL_FOLDER
+        if first_step < num_steps or not self.ranks.from_first(folder.is_dir):
+            save_model(self.out, self.model, tokenizer, self.ranks)
+        found = self.ranks.from_first(lambda: (read_metrics(self.out), read_evaluations(self.out).get(num_steps, {})))
+        loss = found[0][-1].loss if found[0] else math.nan  # where somebody removed the file
+        return TrainResult(state=self.state, loss=loss, evaluation=found[1], model_folder=folder)
+
+    def _step(self, step: int, feeder: Feeder) -> StepMetrics:
+        """One update, step ``step`` counted from 0.
+
+        Raises:
+            TrainingError: a loss or gradient that is not finite; the weights are as before the step.
+        """
+        began = time.perf_counter()
+        fed = feeder(step)
+        if not fed.num_targets:
+            raise TrainingError(f"step {step + 1}: batch {fed.hash[:16]} has no target; give longer sequences or leave document masks out")
+        learning_rate = set_learning_rates(self.optimizers, self.settings, step)
+        depth = self._depth(step)
+        size = self.execution.micro_batch_sequences or len(fed.rows)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for places, batch in fed.micro_batches(size):
+            loss_sum += self._backward(step, fed, places, batch, depth)
+        loss = float(self.ranks.sum(loss_sum)) / fed.num_targets
+        self._check_finite("loss", loss, step, fed)
+        fill_gradients(self.optimizers)
+        norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)))
+        self._check_finite("gradient norm", norm, step, fed)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - began
+        tokens = self.source.num_sequences * self.source.sequence_tokens
+        spent = self.flops.per_token(depth) * tokens if self.flops else None
+        self.state = State(
+            step=step + 1,
+            tokens=self.state.tokens + tokens,
+            flops=None if spent is None or self.state.flops is None else self.state.flops + spent,
+            seconds=self.state.seconds + seconds,
+        )
+        return StepMetrics(
+            step=step + 1,
+            loss=loss,
+            lr=learning_rate,
+            grad_norm=norm,
+            tokens=self.state.tokens,
+            num_loops=None if depth is None else _mean_depth(depth),
+            batch_hash=fed.hash,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            mfu=spent / seconds / (self.peak * self.ranks.size) if spent and self.peak and self.settings.dtype == "bf16" else None,
+            memory_bytes=peak_memory_bytes(self.ranks.device),
+        )
+
+    def _backward(self, step: int, fed: Fed, places: range, batch: TokenBatch, depth: Depth | None) -> Tensor:
+        """Gradients of one micro-batch, normalised by the targets of the whole batch; returns its summed loss."""
+        inputs, targets, arguments = to_device(batch, self.ranks.device)
+        if depth is not None:
+            arguments = arguments | self._depth_arguments(depth, fed.rows[places.start : places.stop])
+        torch.manual_seed(draw_seed(self.settings.seed, step, fed.rows[places.start]))
+        with adding_up(self.module, self.model, last=places.stop == len(fed.rows)):
+            with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.settings.dtype == "bf16"):
+                loss: Tensor = self.module(inputs, targets, **arguments)
+            # DDP and FSDP2 take the mean over processes
+            (loss * (self.ranks.size / fed.num_targets)).backward()
+        return loss.detach()
+
+    def _depth(self, step: int) -> Depth | None:
+        """The depth of a step, the same on all processes; None for a model that has none to choose."""
+        if not isinstance(self.model, LoopedTransformer):
+            return None
+        if self.settings.recurrence is None:
+            return Depth(num_loops=self.model.model.arch.num_loops)
+        return self.settings.recurrence.draw(seed=self.settings.seed, step=step, num_sequences=self.source.num_sequences)
+
+    def _depth_arguments(self, depth: Depth, rows: range) -> dict[str, Any]:
+        depths = None if depth.depths is None else torch.tensor([depth.depths[row] for row in rows], device=self.ranks.device)
+        return {"num_loops": depth.num_loops, "depths": depths, "grad_loops": depth.grad_loops}
+
+    def _check_finite(self, what: str, value: float, step: int, fed: Fed) -> None:
+        if math.isfinite(value):
+            return
+        kept = self.ranks.from_first(lambda: newest_checkpoint(self.out, self.reporter.note))
+        safe = f"the last good checkpoint is {kept[0]}" if kept else "there is no checkpoint yet"
+        batch = f"batch {fed.hash[:16]} (metrics before it are in {self.out})"
+        raise TrainingError(f"step {step + 1}: the {what} is {value} on {batch}; {safe}; try a lower learning rate in a new --out")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint holds."""
+        settle(self.model)
+        parameters = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        saved = self.model.state_dict()
+        buffers = {f"model.{name}": buffer for name, buffer in self.model.named_buffers() if name in saved}
+        state = optimizer_tensors(self.model, self.optimizers)
+        return parameters | buffers | {f"optimizer.{name}": tensor for name, tensor in state.items()}
+
+    def _resume(self) -> None:
+        found = self.ranks.from_first(lambda: newest_checkpoint(self.out, self.reporter.note))
+        if found is None:
+            return
+        folder, state = found
+        load_checkpoint(folder, self._tensors(), self.ranks)
+        self.state = state
+        self.reporter.note(f"going on after step {state.step} from {folder}")
+
+    def _evaluate(self, evaluate: Evaluate | None, writer: MetricsWriter | None) -> None:
+        every, step = self.execution.evaluate_every_steps, self.state.step
+        if evaluate is None or not (step == self.settings.num_steps or (every and step % every == 0)):
+            return
+        results = evaluate(self.model, step)
+        settle(self.model)
+        if writer:
+            writer.evaluation(step, results)
+        self.reporter.evaluation(step, results)
+
+    def _checkpoint(self, writer: MetricsWriter | None) -> None:
+        step = self.state.step
+        if step != self.settings.num_steps and step % self.execution.checkpoint_every_steps:
+            return
+        if writer:
+            writer.sync()
+        save_checkpoint(self.out, self.state, self._tensors(), self.ranks)
+        if self.ranks.rank == 0:
+            keep_newest(self.out, self.execution.keep_checkpoints)
+
+    def _tell_time(self, seconds: list[float]) -> None:
+        left = (self.settings.num_steps - self.state.step) * sum(seconds) / len(seconds)
+        self.reporter.note(f"by the last {len(seconds)} steps, the other {self.settings.num_steps - self.state.step} take {duration(left)}")
+
+
+def _mean_depth(depth: Depth) -> float:
+    return float(depth.num_loops) if depth.depths is None else sum(depth.depths) / len(depth.depths)

@@ -1,0 +1,139 @@
+"""What a run would take before it begins: memory by parts, FLOPs, and whether it fits. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cost import ModelShape, training_flops
+from ..loops import Loop, call_sites
+from .settings import Execution, TrainingError, TrainSettings
+
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The memory of one process, in bytes, and the FLOPs of the whole run."""
+
+    weights_bytes: int
+    """fp32, and in bf16 the copies of the matrices that products take."""
+    gradients_bytes: int
+    """fp32."""
+    optimizer_bytes: int
+    """fp32: two moments for AdamW, one for Muon's matrices."""
+    activations_bytes: int
+    """Kept for the backward pass of one micro-batch: `activation_bytes`."""
+    head_bytes: int
+    """Of the loss: a chunk's logits, and the gradient of the head's matrix that is summed up beside the weights' own."""
+    flops: float
+    """Matrix products of training: 6 times the parameters that a token meets, in each loop anew, times the tokens."""
+    tokens: int
+    """Inputs over all steps."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of one process, without what the libraries themselves take."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.head_bytes
+
+    def words(self) -> str:
+        """In one line."""
+        parts = ("weights", "gradients", "optimizer", "activations", "head")
+        memory = ", ".join(f"{part} {_size(getattr(self, f'{part}_bytes'))}" for part in parts)
+        return f"about {_size(self.total_bytes)} a process ({memory}); {self.flops:.3g} FLOPs for {self.tokens:,} tokens"
+
+
+def estimate(
+    shape: ModelShape,
+    settings: TrainSettings,
+    execution: Execution,
+    *,
+    num_sequences: int,
+    sequence_tokens: int,
+    num_ranks: int = 1,
+    loops: Iterable[Loop] = (),
+) -> Estimate:
+    """What a run would take, from the model's shape alone.
+
+    Args:
+        num_sequences: of a step, over all processes.
+        loops: of a model that loops were put into; a network of ``loopwise.nets`` has its own.
+
+    Raises:
+        TrainingError: rows that cannot be shared out evenly.
+    """
+    if num_sequences % num_ranks:
+        raise TrainingError(f"a batch of {num_sequences} sequences over {num_ranks} processes; give a multiple of {num_ranks}")
+    rows = num_sequences // num_ranks
+    rows = min(rows, execution.micro_batch_sequences or rows)
+    matrices = sum(layer.matrix_parameters for layer in shape.layers)
+    shared = num_ranks if execution.fsdp else 1
+    bf16 = settings.dtype == "bf16"
+    moments = 2 * shape.num_parameters - (matrices if settings.optimizer == "muon" else 0)
+    chunk = min(1 << 24, rows * sequence_tokens * shape.vocab_size)
+    tokens = settings.num_steps * num_sequences * sequence_tokens
+    loops = tuple(loops)
+    return Estimate(
+        weights_bytes=_FP32 * shape.num_parameters // shared + (2 * (matrices + shape.head_parameters) if bf16 else 0),
+        # DDP averages gradients in buckets, which the gradients are views of
+        gradients_bytes=_FP32 * shape.num_parameters // shared,
+        optimizer_bytes=_FP32 * moments // shared,
+        activations_bytes=activation_bytes(shape, rows * sequence_tokens, settings, execution, loops),
+        head_bytes=3 * _FP32 * chunk + _FP32 * shape.head_parameters,
+        flops=training_flops(shape, loops, tokens),
+        tokens=tokens,
+    )
+
+
+def activation_bytes(
+    shape: ModelShape, num_tokens: int, settings: TrainSettings, execution: Execution, loops: tuple[Loop, ...] = ()
+) -> int:
+    """What is kept of ``num_tokens`` tokens for the backward pass.
+
+    A layer's execution keeps, in numbers a token: 4 d for what its two norms read and give; 1.75 mixer/d for queries, keys and values
+    before and after norm and rotation and for what they give; 1.5 mlp/d for the MLP's inner values, ``mixer`` and ``mlp`` being the
+    matrix parameters of the two. With ``checkpoint_activations`` it keeps the 4 d alone, and all of one layer while that is made again.
+    Depth attention's fused read keeps no more (its own test). Two bytes a number in bf16, else four.
+    """
+    width, size = shape.hidden_size, 2 if settings.dtype == "bf16" else _FP32
+    stream = 4.0 * width
+    inner = [(1.75 * layer.mixer_parameters + 1.5 * layer.mlp_parameters) / width for layer in shape.layers]
+    visits = [site.layer for site in call_sites(shape.loops_run(loops), shape.num_layers) if site.part == "layer"]
+    kept = sum(stream + (0.0 if execution.checkpoint_activations else inner[layer]) for layer in visits)
+    again = max(inner) if execution.checkpoint_activations else 0.0
+    return round(num_tokens * size * (kept + again + 3 * width))
+
+
+def check_fits(needed: Estimate, available_bytes: int | None, num_rows: int) -> None:
+    """Refuse a run that cannot fit.
+
+    Args:
+        available_bytes: for one process; None where it cannot be known.
+        num_rows: sequences that go through the model at once, for the advice.
+
+    Raises:
+        TrainingError: it needs more, with the numbers and what would fit.
+    """
+    if available_bytes is None or needed.total_bytes <= available_bytes:
+        return
+    fixed = needed.total_bytes - needed.activations_bytes
+    fitting = int((available_bytes - fixed) / (needed.activations_bytes / num_rows)) if available_bytes > fixed else 0
+    advice = f"give micro batches of {fitting} sequences" if fitting else "give a smaller model, or --fsdp over more processes"
+    raise TrainingError(f"the run needs {needed.words()}; there are {_size(available_bytes)}: {advice}")
+
+
+def system_memory_bytes() -> int | None:
+    """Memory of the machine that programs can still take; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

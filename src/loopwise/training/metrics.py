@@ -1,0 +1,127 @@
+"""What a run writes down of every step: one line of JSON each, appended, and after a resume the same lines again. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+_TIMED = ("seconds", "tokens_per_second", "mfu", "memory_bytes")
+"""Fields that differ from run to run; all others are the same after a kill and a resume on the same processors."""
+
+PEAK_FLOPS: Mapping[str, float] = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+}
+"""Dense bf16 FLOPs per second by a part of the device's name, as its maker's data sheet has them; the first part that fits decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One step of training."""
+
+    step: int
+    """Counted from 1: updates made, this one included."""
+    loss: float
+    """Nats per target over the whole batch, before the update."""
+    lr: float
+    grad_norm: float
+    """Before clipping."""
+    tokens: int
+    """Inputs trained on so far, this step's included."""
+    num_loops: float | None
+    """Mean depth over the sequences of the batch; None for a model that has no depth to choose."""
+    batch_hash: str
+    """Of the whole batch, rows in order, whatever processes there were: `batch_hash`."""
+    seconds: float
+    tokens_per_second: float
+    mfu: float | None
+    """Model FLOPs (matrix products, no attention scores) per second over the devices' peak in bf16; None where one is not known."""
+    memory_bytes: int
+    """The most that was held so far, on the GPU, or by the process on a CPU."""
+
+    @property
+    def repeatable(self) -> dict[str, Any]:
+        """What a resumed run has to give again."""
+        return {name: value for name, value in asdict(self).items() if name not in _TIMED}
+
+
+def batch_hash(row_digests: Iterable[bytes]) -> str:
+    """The sha256 over the sha256 of every row, in the order of the batch."""
+    return hashlib.sha256(b"".join(row_digests)).hexdigest()
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 FLOPs per second of a device; None for one that is not in the table."""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in device_name), None)
+
+
+class MetricsWriter:
+    """Appends to a run's ``metrics.jsonl``. One writer a run."""
+
+    def __init__(self, out: Path, *, after_step: int) -> None:
+        """Open the file and leave out what is after ``after_step``, which will be trained again.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.file = out / METRICS_FILE
+        kept = [line for line in _whole_lines(self.file) if json.loads(line)["step"] <= after_step]
+        part = self.file.with_name(METRICS_FILE + ".part")
+        with part.open("w", encoding="utf-8") as opened:
+            opened.writelines(line + "\n" for line in kept)
+            opened.flush()
+            os.fsync(opened.fileno())
+        part.replace(self.file)
+        self._opened = self.file.open("a", encoding="utf-8")
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Write one step."""
+        self._write(asdict(metrics))
+
+    def evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """Write what an evaluation after step ``step`` found."""
+        self._write({"step": step, "evaluation": dict(results)})
+
+    def sync(self) -> None:
+        """Flush to the disk: before a checkpoint, so that none stands without its lines."""
+        os.fsync(self._opened.fileno())
+
+    def close(self) -> None:
+        """No more lines."""
+        with contextlib.suppress(OSError):
+            self._opened.close()
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._opened.write(json.dumps(values) + "\n")
+        self._opened.flush()
+
+
+def read_metrics(out: str | Path) -> tuple[StepMetrics, ...]:
+    """The steps of a run, in order."""
+    return tuple(StepMetrics(**values) for values in map(json.loads, _whole_lines(Path(out) / METRICS_FILE)) if "evaluation" not in values)
+
+
+def read_evaluations(out: str | Path) -> dict[int, dict[str, float]]:
+    """What evaluations found, by step."""
+    lines = map(json.loads, _whole_lines(Path(out) / METRICS_FILE))
+    return {values["step"]: values["evaluation"] for values in lines if "evaluation" in values}
+
+
+def _whole_lines(file: Path) -> Iterator[str]:
+    """Without the half line that a killed writer may have left."""
+    if file.exists():
+        content = file.read_bytes()
+        for line in content[: content.rfind(b"\n") + 1].splitlines():
+            yield line.decode()

@@ -1,0 +1,162 @@
+"""What comes before the first step: checks, the memory that is there, what the run is bound to, and the model made ready."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import __version__ as transformers_version
+
+from ..data import NO_LOSS, BatchSource
+from ..models import decoder_layers, loops_of, model_hash
+from ..nets.model import LoopedTransformer
+from .distributed import Ranks
+from .estimate import check_fits, estimate, system_memory_bytes
+from .flops import StepFlops
+from .settings import Execution, TrainingError, TrainSettings
+
+COMPILED_KINDS = 64
+"""Kinds of blocks that are compiled at most, by their structure, their input's shape, and whether gradients are kept."""
+
+
+def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSettings, ranks: Ranks) -> None:
+    """Check that a model can be trained on these batches as the settings say.
+
+    Raises:
+        TrainingError: a depth that the model cannot have; rows that cannot be shared out; token ids that it does not know; documents
+            that do not see one another, for a model with linear attention, whose state would carry over.
+        NetError: depths by sequence that the network cannot run.
+    """
+    ranks.rows(source.num_sequences)
+    first = source.batch(0, 0, 1)
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type, index]
+    if first.input_ids.max() >= vocabulary or first.targets[first.targets != NO_LOSS].max(initial=0) >= vocabulary:
+        raise TrainingError(f"the batches have tokens beyond the model's vocabulary of {vocabulary}; give text of its own tokenizer")
+    if first.positions is not None and "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
+        raise TrainingError(f"{type(model).__name__}: linear attention carries its state over documents; pack without document masks")
+    if settings.recurrence is None:
+        return
+    if not isinstance(model, LoopedTransformer):
+        raise TrainingError(f"recurrence is for networks of nets:..., not for a {type(model).__name__}; leave it out")
+    if settings.recurrence.per_sequence:
+        depth = settings.recurrence.draw(seed=settings.seed, step=0, num_sequences=2)
+        assert depth.depths is not None
+        inputs = torch.zeros(2, 2, dtype=torch.long, device=model.device)
+        with torch.no_grad():  # whatever forbids depths by sequence is said now
+            model(inputs, depths=torch.tensor(depth.depths, device=model.device), num_loops=depth.num_loops, use_cache=False)
+
+
+def check_memory(
+    model: PreTrainedModel, source: BatchSource, settings: TrainSettings, execution: Execution, ranks: Ranks, flops: StepFlops | None
+) -> str:
+    """What the run will take, in words.
+
+    Raises:
+        TrainingError: it cannot fit.
+    """
+    if flops is None:
+        return f"what a {model.config.model_type} costs is not known: memory and FLOPs are not estimated"
+    needed = estimate(
+        flops.shape,
+        settings,
+        execution,
+        num_sequences=source.num_sequences,
+        sequence_tokens=source.sequence_tokens,
+        num_ranks=ranks.size,
+        loops=loops_of(model),
+    )
+    available = available_bytes(ranks.device)
+    if available is not None and model.device.type == ranks.device.type:
+        available += sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # held already
+    rows = len(ranks.rows(source.num_sequences))
+    check_fits(needed, available, min(rows, execution.micro_batch_sequences or rows))
+    return needed.words()
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory for one process: what is free on its GPU, or its share of what the machine has left."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = system_memory_bytes()
+    return None if free is None else free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that was held so far: of tensors on a GPU, by the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def run_header(model: PreTrainedModel, source: BatchSource, settings: TrainSettings) -> dict[str, Any]:
+    """What a run is bound to; library versions stand beside it."""
+    if isinstance(model, LoopedTransformer):
+        config = model.model.arch.as_config()
+    else:
+        config = {"model_type": model.config.model_type, "loops": [str(loop) for loop in loops_of(model)]}
+    identity = {"config": config, "first_weights": model_hash(model)}
+    versions = {"torch": torch.__version__, "transformers": transformers_version}
+    return {"settings": settings.to_json(), "data": source.identity, "model": identity, "versions": versions}
+
+
+def prepare(model: PreTrainedModel, settings: TrainSettings, execution: Execution, device: torch.device) -> None:
+    """Bring a model to its device, in fp32 and in training mode, and do with its layers what the execution asks for."""
+    nn.Module.to(model, device=device, dtype=torch.float32)  # transformers' wrapper hides the method's signature
+    model.train()
+    if execution.checkpoint_activations:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version that is supported
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+    if execution.compile:
+        is_net = isinstance(model, LoopedTransformer)
+        layers: list[nn.Module] = list(model.model.layers) if is_net else list(decoder_layers(model))
+        for block in [branch for layer in layers for branch in layer.children()] if is_net else layers:
+            block.compile()
+    if settings.dtype == "bf16":
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, nn.Module)
+        embedding.register_forward_hook(_to_bf16)
+
+
+def _to_bf16(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    """Autocast leaves an embedding in fp32, and with it the whole residual stream."""
+    return output.to(torch.bfloat16) if torch.is_autocast_enabled(output.device.type) else output
+
+
+@contextmanager
+def compute_settings(settings: TrainSettings, execution: Execution, ranks: Ranks) -> Iterator[None]:
+    """Set how fp32 matrices are multiplied and how often one function is compiled, and leave these and torch's random numbers as
+    they were."""
+    before = torch.get_float32_matmul_precision()
+    devices = [ranks.device] if ranks.device.type == "cuda" else []
+    try:
+        torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+        with torch.random.fork_rng(devices=devices), _compiling(execution):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _compiling(execution: Execution) -> AbstractContextManager[Any]:
+    """Attention and MLP of all layers are compiled as one function of transformers', beyond the number of kinds that torch expects."""
+    if not execution.compile:
+        return nullcontext()
+    import torch._dynamo  # takes longer to import than all else here
+
+    patch: Callable[..., AbstractContextManager[Any]] = torch._dynamo.config.patch  # type: ignore[attr-defined]
+    return patch(recompile_limit=COMPILED_KINDS)
+
+
+def draw_seed(seed: int, step: int, row: int) -> int:
+    """The seed of torch's random numbers in a micro-batch: of the run's seed, the step and the first row."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {row}".encode()).digest()[:7], "little")
