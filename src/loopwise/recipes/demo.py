@@ -16,7 +16,7 @@ BUDGETS_TOKENS = (32, 64, 128)
 NUM_ITEMS = 48
 BATCH_SIZE = 48
 PLACEMENT = PlaceSettings(
-    text=TextSettings(fit_tokens=1024, score_tokens=2048, stride=2),
+    text=TextSettings(fit_tokens=1024, score_tokens=2048),
     space=SpaceSettings(widths=(3, 5), passes=(2,), betas=(0.25,), centre=DEPTH_RULE, max_cost=1.25),
     race=False,
     dtype="bf16",
