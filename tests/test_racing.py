@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from loopwise.loops import format_loops, parse_loops
 from loopwise.placement import Race, Ranks, Scored, Space, TextMeasurer, TextScorer, text_computer
 from loopwise.placement.racing import look
-from loopwise.placement.scorer import KnownLosses
+from loopwise.placement.runners import KnownLosses
 from loopwise.records import CandidateResult
 from loopwise.scoring import expansion, losses_of
 from placement_text import NUM_LAYERS, drawn_text, shape_of, sure_model
@@ -197,6 +197,24 @@ def test_the_leader_is_the_best_so_far(text: Any) -> None:
     notes = _grid(measurer)
     losses = [notes.scored[leader].result.values["loss_nats"] for leader in leaders]
     assert losses == sorted(losses, reverse=True) and leaders[-1] == _order(notes)[0]
+
+
+def test_a_first_look_is_not_read_again_and_neighbours_are_asked(text: Any) -> None:
+    measurer = _measurer(text, race=RACE, max_group=4)
+    scorer = measurer.scorer
+    first: list[str] = []
+    asked: list[int] = []
+    look_at, compare = scorer._look, scorer.compare
+
+    def counted(runners: Any, batch: Any) -> None:
+        first.extend(format_loops(runner.candidate) for runner in runners if batch is scorer.computer.score[0])
+        look_at(runners, batch)
+
+    scorer._look = counted  # type: ignore[method-assign]
+    scorer.compare = lambda runner, leader, known: asked.append(len(known)) or compare(runner, leader, known)  # type: ignore[method-assign,func-returns-value]
+    _grid(measurer)
+    assert sorted(first) == sorted(format_loops(candidate) for candidate in GRID)
+    assert asked and set(asked) == {3}
 
 
 def test_a_candidate_is_judged_at_its_best_temperature(text: Any) -> None:

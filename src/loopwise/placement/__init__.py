@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .objectives import DEPTH_RULE, OBJECTIVES, Objective, centre_of, objective_named
     from .racing import Race
     from .ranks import Ranks, join_ranks
-    from .scorer import Scored, TextScorer
+    from .runners import Scored
+    from .scorer import TextScorer
     from .searching import ENDS_BY_ITSELF, Ledger, check_search, search, search_name
     from .sharing import Computer, GenericText, SharedText, text_computer
     from .space import Candidate, PlacementError, Space
@@ -25,7 +26,8 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "objectives": ("DEPTH_RULE", "OBJECTIVES", "Objective", "centre_of", "objective_named"),
     "racing": ("Race",),
     "ranks": ("Ranks", "join_ranks"),
-    "scorer": ("Scored", "TextScorer"),
+    "runners": ("Scored",),
+    "scorer": ("TextScorer",),
     "searching": ("ENDS_BY_ITSELF", "Ledger", "check_search", "search", "search_name"),
     "sharing": ("Computer", "GenericText", "SharedText", "text_computer"),
     "space": ("Candidate", "PlacementError", "Space"),

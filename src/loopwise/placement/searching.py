@@ -19,7 +19,7 @@ from loopwise.records.study import Key
 from .algorithms import Ask, algorithm_named
 from .objectives import Objective
 from .ranks import Ranks
-from .scorer import Scored
+from .runners import Scored
 from .space import Candidate, PlacementError, Space
 from .waves import Measurer
 

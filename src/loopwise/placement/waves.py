@@ -7,7 +7,8 @@ the number of ranks, nor from where it was killed. So several processes, and a s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from loopwise.loops import format_loops
@@ -15,7 +16,8 @@ from loopwise.records import CandidateResult
 
 from .nearness import spread
 from .ranks import Ranks
-from .scorer import KnownLosses, Runner, Scored, TextScorer
+from .runners import KnownLosses, Runner, Scored
+from .scorer import TextScorer
 from .space import Candidate
 
 HEAT = 16
@@ -47,6 +49,16 @@ class Measurer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Heat:
+    """What the first look at all candidates leaves."""
+
+    known: tuple[KnownLosses, ...] = ()
+    """Those that were read to the end."""
+    runners: Mapping[Candidate, Runner] = field(default_factory=dict)
+    """The others that are still in the race, best first."""
+
+
 class TextMeasurer:
     """Measures by a text."""
 
@@ -55,8 +67,6 @@ class TextMeasurer:
         self.measure = scorer.measure
         self._best: tuple[float, Candidate] = (math.inf, ())
         self._leader: KnownLosses | None = None
-        self._known: tuple[KnownLosses, ...] = ()
-        self._heated: dict[Candidate, Runner] = {}
 
     def __call__(self, candidates: Sequence[Candidate], share: float, known: Known, tell: Tell) -> None:
         if all(known(format_loops(candidate)) is not None for candidate in candidates):
@@ -68,18 +78,18 @@ class TextMeasurer:
 
     def _race(self, candidates: Sequence[Candidate], known: Known, tell: Tell) -> None:
         """All candidates on the first look, then those that it leaves, the promising ones first, in waves."""
-        if len(candidates) >= HEAT:
-            candidates = self._heat(candidates, tell)
+        heat = self._heat(candidates, tell) if len(candidates) >= HEAT else None
+        candidates = candidates if heat is None else list(heat.runners)
         at, size = 0, FIRST_WAVE
         while at < len(candidates):
             wave = candidates[at : at + size]
             at, size = at + size, min(2 * size, MOST_IN_A_WAVE)
-            self._measure(self.scorer.computer.groups(wave), 1.0, known, tell, raced=True)
+            self._measure(self.scorer.computer.groups(wave), 1.0, known, tell, race=heat or _Heat())
             self.replay(wave, known)
-        if self._known:
-            self._known, self._heated, self._leader = (), {}, None  # whoever leads later is scored alone, as after a resume
+        if heat:
+            self._leader = None  # whoever leads later is scored alone, as after a resume
 
-    def _heat(self, candidates: Sequence[Candidate], tell: Tell) -> list[Candidate]:
+    def _heat(self, candidates: Sequence[Candidate], tell: Tell) -> _Heat:
         """The candidates that the first look leaves, best first; the best of them lead from then on."""
         runners: list[Runner] = []
         groups = self.scorer.computer.groups(candidates)
@@ -93,15 +103,14 @@ class TextMeasurer:
         living.sort(key=lambda runner: estimates[runner.candidate])
         order = [runner.candidate for runner in living]
         first_read = order[:TRIED_AS_LEADER] + spread(order, order[:TRIED_AS_LEADER], len(candidates) // ONE_KNOWN_IN)
-        self._known = tuple(self._read_to_the_end(first_read, tell))
-        leader = self._leader = next((one for one in self._known if one.candidate == self._best[1]), None) or self._current_leader()
+        known = tuple(self._read_to_the_end(first_read, tell))
+        leader = self._leader = next((one for one in known if one.candidate == self._best[1]), None) or self._current_leader()
         rest = [runner for runner in living if runner.candidate not in first_read]
         for runner in rest:
             if leader is not None:
-                self.scorer.compare(runner, leader, self._known)
+                self.scorer.compare(runner, leader, known)
         tell([runner.ended for runner in rest if runner.ended is not None])
-        self._heated = {runner.candidate: runner for runner in rest if runner.ended is None}
-        return list(self._heated)
+        return _Heat(known, {runner.candidate: runner for runner in rest if runner.ended is None})
 
     def _read_to_the_end(self, candidates: Sequence[Candidate], tell: Tell) -> list[KnownLosses]:
         """Score candidates on the whole text, shared out over ranks; the best of them leads from then on."""
@@ -119,19 +128,17 @@ class TextMeasurer:
                     known.append(KnownLosses(candidate=candidate, losses=scored.losses))
         return known
 
-    def _measure(self, groups: Sequence[tuple[Candidate, ...]], share: float, known: Known, tell: Tell, *, raced: bool = False) -> None:
+    def _measure(self, groups: Sequence[tuple[Candidate, ...]], share: float, known: Known, tell: Tell, race: _Heat | None = None) -> None:
         """Groups with somebody in them that is not known yet, shared out over ranks."""
         missing = [group for group in groups if any(known(format_loops(candidate)) is None for candidate in group)]
         for first in range(0, len(missing), self.ranks.size):
             mine = first + self.ranks.rank
             found: list[Scored] = []
             if mine < len(missing):
-                leader = self._current_leader() if raced else None
-                found = (
-                    self.scorer.race_group(missing[mine], leader, self._known, self._heated)
-                    if leader
-                    else self.scorer.score(missing[mine], share)
-                )
+                if race and (leader := self._current_leader()):
+                    found = self.scorer.race_group(missing[mine], leader, race.known, race.runners)
+                else:
+                    found = self.scorer.score(missing[mine], share)
             tell([scored for part in self.ranks.gather(found) for scored in part])
 
     def replay(self, candidates: Sequence[Candidate], known: Known) -> None:

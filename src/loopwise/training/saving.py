@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models import save
 from ..nets.model import LoopedTransformer
+from ..records import write_json
 from .distributed import Ranks, full_tensor
 from .settings import TrainingError, first_difference
 
@@ -44,9 +45,7 @@ def bind_header(out: Path, header: Mapping[str, Any]) -> None:
             raise TrainingError(f"{out}: was trained with {name} {_short(old)}, now it is {_short(new)}; give a new --out")
         return
     out.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(HEADER_FILE + ".part")
-    part.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
-    part.replace(file)
+    write_json(file, ours)
 
 
 def lock(out: Path) -> int:
