@@ -128,7 +128,8 @@ def test_checkpointing_repeats_the_dropout_of_each_pass(family: str) -> None:
 def test_reentrant_checkpointing_is_right_where_it_is_taken(family: str, loops: str) -> None:
     ids = tokens(2, 10)
     model = without_dropout(looped_model(family, loops))
-    assert_equal_gradients(gradients(checkpointing(model, use_reentrant=True), ids), gradients(model, ids), 1e-6)
+    # Convolutions round otherwise when they run again on processors without AVX-512: by 1.6e-6 of the largest gradient.
+    assert_equal_gradients(gradients(checkpointing(model, use_reentrant=True), ids), gradients(model, ids), 1e-5)
 
 
 @every_family

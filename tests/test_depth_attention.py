@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -329,7 +330,7 @@ class _Norm(torch.autograd.Function):
         raise NotImplementedError  # only what is kept is measured
 
 
-def kept_bytes(arch: Architecture, monkeypatch: pytest.MonkeyPatch) -> int:
+def kept_bytes(arch: Architecture, monkeypatch: pytest.MonkeyPatch, *, compiled: bool = False) -> int:
     """What a decoder keeps for its backward pass, each storage once and without its parameters."""
     from loopwise.nets.model import LoopedTransformer
     from loopwise.nets.norms import RMSNorm
@@ -337,6 +338,9 @@ def kept_bytes(arch: Architecture, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(RMSNorm, "forward", lambda self, x: _Norm.apply(x, self.weight, self.eps))
     torch.manual_seed(0)
     decoder = LoopedTransformer.from_architecture(arch).model.train()
+    if compiled:  # by the compiler's own rule of what is kept, without making kernels
+        torch._dynamo.reset()
+        decoder.design.compile_reads(backend="aot_eager_decomp_partition")
     parameters = {one.untyped_storage().data_ptr() for one in decoder.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -351,11 +355,14 @@ def kept_bytes(arch: Architecture, monkeypatch: pytest.MonkeyPatch) -> int:
     return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in parameters)
 
 
-def test_the_default_keeps_what_a_plain_stream_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
+def wide() -> Architecture:
+    """The widths and layers of ARLoop's 140M, at two loops."""
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6}
-    plain = Architecture(**shape, head_dim=128, vocab_size=64, num_loops=2, qk_norm=False)  # type: ignore[arg-type]
+    return Architecture(**shape, head_dim=128, vocab_size=64, num_loops=2, qk_norm=False)  # type: ignore[arg-type]
+
+
+def test_the_default_keeps_what_a_plain_stream_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = wide()
     base = kept_bytes(plain, monkeypatch)
     ratios = {}
     for name, window in (("full", None), ("sw", 3)):
@@ -366,6 +373,13 @@ def test_the_default_keeps_what_a_plain_stream_keeps(monkeypatch: pytest.MonkeyP
     assert DepthAttentionOptions().backend == "fused" == Architecture().depth_backend
     assert max(ratios["full", "fused"], ratios["sw", "fused"]) <= 1.02, ratios
     assert ratios["full", "reference"] > ratios["full", "two_phase"] > 1.05, ratios  # so the count tells them apart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 3])
+def test_reads_that_are_compiled_one_by_one_keep_no_more(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = kept_bytes(replace(wide(), design="arloop", window_blocks=window), monkeypatch, compiled=True)
+    assert compiled <= 1.02 * kept_bytes(wide(), monkeypatch)
 
 
 # ----------------------------------------------------------------------------------------------------------------- refusals

@@ -154,15 +154,17 @@ def deeploop(by: ByHand) -> Tensor:
     return x
 
 
-def parcae(by: ByHand) -> Tensor:
-    design = by.decoder.design
+def parcae(by: ByHand, detach_before: int = 0) -> Tensor:
+    design, (start, stop) = by.decoder.design, by.arch.span
     delta = torch.log1p(torch.exp(design.dt_bias))
     decay = torch.exp(-delta * torch.exp(design.A_log))
-    injected = delta * (rms(by.embedding, design.input_norm.weight) @ design.B.T) if design.injects else 0.0
-    x = by.prenorm(by.embedding, 0, 2)
-    for _ in range(2):
-        x = by.prenorm(decay * x + injected, 0, 2)
-    return x
+    e = by.prenorm(by.embedding, 0, start)
+    injected = delta * (rms(e, design.input_norm.weight) @ design.B.T) if design.injects else 0.0
+    x = by.prenorm(e, start, stop)
+    for loop in range(1, 3):
+        x = x.detach() if loop <= detach_before else x
+        x = by.prenorm(decay * x + injected, start, stop)
+    return by.prenorm(x, stop, by.arch.num_hidden_layers)
 
 
 def span(by: ByHand) -> Tensor:
@@ -173,11 +175,17 @@ def span(by: ByHand) -> Tensor:
 
 
 def span_damped(by: ByHand) -> Tensor:
-    x = by.prenorm(by.embedding, 0, 1)
-    iterate = x
-    for _ in range(3):
-        iterate = iterate + (by.prenorm(iterate, 1, 3) - iterate) / 3
-    return by.prenorm(0.3 * by.prenorm(x, 1, 3) + 0.7 * iterate, 3, 4)
+    return damped(by, by.embedding, 3)
+
+
+def damped(by: ByHand, embedding: Tensor, passes: int, detach_before: int = 0) -> Tensor:
+    x = iterate = by.prenorm(embedding, 0, 1)
+    for loop in range(passes):
+        step = (by.prenorm(iterate, 1, 3) - iterate) / passes
+        iterate = (iterate + step).detach() if loop < detach_before else iterate + step
+    first = by.prenorm(x, 1, 3)
+    first = first.detach() if detach_before else first
+    return by.prenorm(0.3 * first + 0.7 * iterate, 3, 4)
 
 
 def injected(by: ByHand, detach_before: int = 0) -> Tensor:
@@ -196,6 +204,8 @@ REFERENCES = {
     "deeploop": deeploop,
     "parcae": parcae,
     "parcae-decay": parcae,
+    "span-parcae": parcae,
+    "span-parcae-decay": parcae,
     "span": span,
     "span-damped": span_damped,
     "injected": injected,
@@ -210,19 +220,90 @@ def test_designs_and_loops_are_their_equations(name: str) -> None:
         torch.testing.assert_close(net(ids).logits, by.head(REFERENCES[name](by)), rtol=0, atol=1e-9)
 
 
-def test_truncated_backpropagation_keeps_the_last_loops() -> None:
-    net, ids = tiny_net("injected").double(), token_ids(BATCH, TOKENS)
+TRUNCATED = {
+    "injected": injected,
+    "parcae": parcae,
+    "span-parcae": parcae,
+    "span-parcae-decay": parcae,
+    "span-damped": lambda by, **cut: damped(by, by.embedding, 3, **cut),
+}
+
+
+@pytest.mark.parametrize("grad_loops", [1, 2])
+@pytest.mark.parametrize("name", TRUNCATED)
+def test_truncated_backpropagation_keeps_the_last_loops(name: str, grad_loops: int) -> None:
+    net, ids = tiny_net(name).double(), token_ids(BATCH, TOKENS)
     weights = torch.randn(BATCH, TOKENS, 64, dtype=torch.float64)
-    (net(ids, grad_loops=1).logits * weights).sum().backward()
+
+    def gradients(logits: Tensor) -> dict[str, Tensor | None]:
+        net.zero_grad()
+        (logits * weights).sum().backward()
+        return {key: None if parameter.grad is None else parameter.grad.clone() for key, parameter in net.named_parameters()}
+
+    found = gradients(net(ids, grad_loops=grad_loops).logits)
+    by = ByHand(net, ids)
+    for key, wanted in gradients(by.head(TRUNCATED[name](by, detach_before=3 - grad_loops))).items():
+        torch.testing.assert_close(found[key], wanted, rtol=1e-7, atol=1e-7, msg=key)
+    looped = "model.layers.1.mlp.up_proj.weight"
+    whole, cut = gradients(net(ids).logits)[looped], found[looped]
+    assert whole is not None and cut is not None and not torch.allclose(whole, cut, rtol=0.1)
+
+
+# --- The damped update with a depth for each sequence -----------------------------------------------------------------
+
+
+def test_damped_sequences_step_by_their_own_depth() -> None:
+    """Values and gradients of a batch with depths 2, 1, 3 are those of its rows by hand, each with its own K."""
+    net, ids = tiny_net("span-damped").double(), token_ids(3, TOKENS)
+    depths = torch.tensor([2, 1, 3])
+    weights = torch.randn(3, TOKENS, 64, dtype=torch.float64)
+    output = net(ids, depths=depths).logits
+    (output * weights).sum().backward()
     found = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
     net.zero_grad()
-    by = ByHand(net, ids)
-    (by.head(injected(by, detach_before=2)) * weights).sum().backward()
+    for row, depth in enumerate(depths.tolist()):
+        by = ByHand(net, ids[row : row + 1])
+        wanted = by.head(damped(by, by.embedding, depth))
+        torch.testing.assert_close(output[row : row + 1], wanted, rtol=0, atol=1e-9)
+        (wanted * weights[row]).sum().backward()
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-7, atol=1e-7, msg=name)
-    net.zero_grad()
-    (net(ids).logits * weights).sum().backward()
-    assert not torch.allclose(net.model.injection.adapter.weight.grad, found["model.injection.adapter.weight"], rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["prenorm", "sandwich", "deeploop", "value-residual"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_damped_depths_are_the_fixed_depth_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    net, ids = tiny_net(name, operator="damped", beta=0.25).to(dtype), token_ids(BATCH, TOKENS)
+    for loops in (1, 2, 3, 5):
+        fixed, same = (net(ids, num_loops=loops, depths=depths).logits for depths in (None, torch.full((BATCH,), loops)))
+        assert torch.equal(fixed, same)
+        wanted, found = (torch.autograd.grad(one.sum(), [*net.parameters()]) for one in (fixed, same))
+        assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    deep = net(ids, num_loops=5, depths=torch.tensor([1, 5])).logits
+    slack = 2e-5 if dtype == torch.float32 else 0.2
+    torch.testing.assert_close(deep[:1], net(ids[:1], num_loops=1).logits, rtol=0, atol=slack)
+
+
+def test_truncated_damped_rows_of_depths_of_their_own() -> None:
+    """The last loops of the batch keep gradients: a sequence that finished before has none in the span."""
+    net, ids = tiny_net("span-damped").double(), token_ids(BATCH, TOKENS)
+    for depths, has_gradient in (([1, 3], False), ([3, 1], True)):
+        output = net(ids, depths=torch.tensor(depths), grad_loops=1).logits
+        grads = torch.autograd.grad(output[0].sum(), [net.model.layers[1].mlp.up_proj.weight])
+        assert bool(grads[0].abs().max() > 0) is has_gradient
+        torch.testing.assert_close(output, net(ids, depths=torch.tensor(depths)).logits)
+
+
+def test_depths_that_cannot_be() -> None:
+    net, ids = tiny_net("prenorm"), token_ids(BATCH, TOKENS)
+    for depths, message in (
+        (torch.tensor([3]), r"shape \(1,\); give one whole number for each of 2 sequences"),
+        (torch.tensor([1.0, 2.0]), "torch.float32 in the shape"),
+        (torch.tensor([0, 3]), "depths go from 0 to 3; give whole numbers from 1 to num_loops, 3"),
+        (torch.tensor([1, 4]), "depths go from 1 to 4"),
+    ):
+        with pytest.raises(NetError, match=message):
+            net(ids, depths=depths)
 
 
 def test_deeploop_constants_are_the_table() -> None:
@@ -370,7 +451,7 @@ def test_networks_start_as_their_rule_says() -> None:
     assert fresh("arloop-full").model.design.queries.abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["prenorm", "sandwich", "deeploop", "parcae", "arloop-sw", "injected", "span-damped"])
+@pytest.mark.parametrize("name", ["prenorm", "sandwich", "deeploop", "parcae", "span-parcae", "arloop-sw", "injected", "span-damped"])
 def test_a_few_steps_of_training_lower_the_loss(name: str) -> None:
     net, ids = fresh(name).train(), token_ids(4, 16)
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3)

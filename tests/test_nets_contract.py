@@ -1,4 +1,4 @@
-"""What every looped network promises: the same seven tests for every design, and its own form without loops."""
+"""What every looped network promises: the same tests for every design, and its own form without loops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def copy_weights(source: Any, target: Any, num_loops: int) -> None:
     assert num_loops * layers == len(target.model.layers)
 
 
-ONCE = ("prenorm", "sandwich", "deeploop", "parcae", "parcae-decay", "arloop-full", "arloop-sw", "span", "span-damped", "value-residual")
+ONCE = (
+    *("prenorm", "sandwich", "deeploop", "parcae", "parcae-decay", "arloop-full", "arloop-sw", "value-residual"),
+    *("span", "span-damped", "span-parcae", "span-parcae-decay"),
+)
 
 
 @pytest.mark.parametrize("design", ONCE)
@@ -73,9 +76,9 @@ def test_loops_are_as_many_layers_with_the_same_weights(design: str) -> None:
     torch.testing.assert_close(logits(looped, ids), logits(unrolled, ids), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("design", ("parcae", "parcae-decay"))
+@pytest.mark.parametrize("design", ("parcae", "parcae-decay", "span-parcae", "span-parcae-decay"))
 def test_parcae_at_one_loop_is_prenorm(design: str) -> None:
-    parcae, plain = shared(design), tiny_net("prenorm", seed=1)
+    parcae, plain = shared(design), tiny_net("span" if design.startswith("span") else "prenorm", seed=1)
     plain.load_state_dict({name: value for name, value in parcae.state_dict().items() if name in plain.state_dict()})
     ids = token_ids(BATCH, TOKENS)
     assert torch.equal(logits(parcae, ids, num_loops=1), logits(plain, ids, num_loops=1))
@@ -173,14 +176,13 @@ def test_checkpointing_leaves_gradients_alone(design: str) -> None:
 @designs
 def test_equal_depths_are_the_fixed_depth(design: str) -> None:
     net, ids = shared(design), token_ids(BATCH, TOKENS)
-    if net.config.operator == "damped":
-        with pytest.raises(ValueError, match="leave depths out"):
-            logits(net, ids, depths=torch.tensor([3, 3]))
-        return
-    assert torch.equal(logits(net, ids, depths=torch.tensor([3, 3])), logits(net, ids))
-    mixed = logits(net, ids, depths=torch.tensor([1, 3]))
-    torch.testing.assert_close(mixed[:1], logits(net, ids[:1], num_loops=1), rtol=0, atol=2e-5)
-    torch.testing.assert_close(mixed[1:], logits(net, ids[1:], num_loops=3), rtol=0, atol=2e-5)
+    for depth in (1, 2, 3):
+        fixed = logits(net, ids, num_loops=depth)
+        assert torch.equal(logits(net, ids, num_loops=depth, depths=torch.tensor([depth, depth])), fixed)
+        torch.testing.assert_close(logits(net, ids, depths=torch.tensor([depth, depth])), fixed, rtol=0, atol=2e-5)
+        mixed = logits(net, ids, depths=torch.tensor([depth, 3]))
+        torch.testing.assert_close(mixed[:1], logits(net, ids[:1], num_loops=depth), rtol=0, atol=2e-5)
+        torch.testing.assert_close(mixed[1:], logits(net, ids[1:], num_loops=3), rtol=0, atol=2e-5)
 
 
 QUICK = ("prenorm", "arloop-sw")

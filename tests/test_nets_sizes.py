@@ -93,7 +93,7 @@ def test_the_account_counts_the_flops_of_the_network(design: str) -> None:
         assert parts.total * ids.numel() <= matrices < 1.2 * parts.total * ids.numel()
     else:
         assert matrices == parts.total * ids.numel()
-    assert (parts.injection > 0) is (design in ("injected", "parcae"))
+    assert (parts.injection > 0) is (design in ("injected", "parcae", "span-parcae"))
 
 
 def test_own_loops_are_counted_and_no_others_taken() -> None:
@@ -140,7 +140,7 @@ def test_schedules_are_the_call_sites_of_the_loop(design: str) -> None:
         (dict(operator="damped", beta=1.5), r"beta is 1.5; give a number in \[0, 1\]"),
         (dict(operator="damped", beta=0.5, design="arloop"), "which arloop has not"),
         (dict(input_injection=True, design="arloop"), "input_injection with arloop"),
-        (dict(design="parcae", loop_start=1), "parcae loops the whole stack"),
+        (dict(design="parcae", loop_start=1, operator="damped", beta=0.5), "which parcae has not"),
         (dict(window_blocks=3), "prenorm has no residual blocks"),
         (dict(design="arloop", window_blocks=0), "window_blocks is 0"),
         (dict(rms_norm_eps=0.0), "rms_norm_eps is 0.0"),

@@ -217,6 +217,17 @@ def test_a_first_look_is_not_read_again_and_neighbours_are_asked(text: Any) -> N
     assert asked and set(asked) == {3}
 
 
+def test_the_first_look_says_how_far_it_is(text: Any) -> None:
+    said: list[tuple[float, float]] = []
+    measurer = _measurer(text, race=RACE, max_group=4)
+    measurer.looked = lambda done, total: said.append((done, total))
+    notes = Notes()
+    measurer(GRID, 1.0, notes.known, notes.tell)
+    assert len(said) > 2
+    assert [done for done, _ in said] == sorted({done for done, _ in said})
+    assert said[-1] == (len(GRID), len(GRID))
+
+
 def test_a_candidate_is_judged_at_its_best_temperature(text: Any) -> None:
     """At no other temperature would what was read look better, so that a temperature from few tokens drops nobody."""
     measurer = _measurer(text, race=RACE)

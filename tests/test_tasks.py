@@ -33,14 +33,25 @@ def test_budgets_and_reserves_are_the_papers():
     assert budgets == {
         "ladder": (128, None, 8, "generate"),
         "gsm8k": (768, 4096, 512, "generate"),
+        "gsm8k_thinking": (4096, 4096, 512, "generate"),
         "math500": (2048, None, 512, "generate"),
+        "math": (2048, None, 512, "generate"),
+        "aime24": (8192, 16384, 512, "generate"),
+        "aime25": (8192, 16384, 512, "generate"),
+        "gpqa_diamond": (2048, 8192, 512, "generate"),
+        "bbh": (1024, None, 128, "generate"),
+        "bfcl_v3": (1024, 4096, 512, "generate"),
+        "humaneval": (1024, None, 512, "generate"),
+        "mbpp": (1024, None, 512, "generate"),
         "arc_challenge": (1, None, 0, "letters"),
+        "commonsense_qa": (1, None, 0, "letters"),
+        "mmlu_pro": (1, None, 0, "letters"),
     }
     assert all(name == task.name for name, task in TASKS.items())
 
 
 def test_unknown_names_are_refused_in_one_line():
-    with pytest.raises(TaskError, match=r"^no task is named 'gsm9k'; tasks are ladder, gsm8k, math500, arc_challenge, and ladder:RUNGS.*"):
+    with pytest.raises(TaskError, match=r"^no task is named 'gsm9k'; tasks are ladder, gsm8k, .*; parts are chosen as in ladder:2-4, .*$"):
         task_named("gsm9k")
     for name in ("ladder:", "ladder:10", "ladder:4-2", "ladder:x", "ladder:0-"):
         with pytest.raises(TaskError, match=r"names no rungs; they are 0 to 9"):
@@ -244,13 +255,36 @@ GOOD = {
     "gsm8k": GSM_ROW,
     "math500": {"problem": "How many?", "answer": "2", "unique_id": "a/1"},
     "arc_challenge": {"question": "Which?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2", "id": "q1"},
+    "gsm8k_thinking": GSM_ROW,
+    "math": {"problem": "How many?", "solution": "So $\\boxed{2}$.", "level": "Level 1", "type": "Algebra"},
+    "aime24": {"id": "a-0", "problem": "How many?", "expected_answer": "023"},
+    "aime25": {"id": 60, "problem": "How many?", "answer": 23},
+    "gpqa_diamond": {
+        "Record ID": "r1",
+        "Question": "Which?",
+        "Correct Answer": "w",
+        **{f"Incorrect Answer {n}": f"x{n}" for n in (1, 2, 3)},
+    },
+    "commonsense_qa": {"id": "q1", "question": "Which?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "B"},
+    "mmlu_pro": {"question_id": 70, "question": "Which?", "options": ["x", "y", "N/A"], "answer": "B", "category": "law"},
 }
+FOLDERS = {"gsm8k_thinking": "gsm8k", "gpqa_diamond": "gpqa"}
+"""Where rows lie that are not in a folder of their task's name."""
 
 HUB = {
     "gsm8k": ("openai/gsm8k", "main"),
     "math500": ("HuggingFaceH4/MATH-500", None),
     "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge"),
+    "gsm8k_thinking": ("openai/gsm8k", "main"),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", None),
+    "aime24": ("HuggingFaceH4/aime_2024", None),
+    "aime25": ("math-ai/aime25", None),
+    "gpqa_diamond": ("Idavidrein/gpqa", "gpqa_diamond"),
+    "commonsense_qa": ("tau/commonsense_qa", None),
+    "mmlu_pro": ("TIGER-Lab/MMLU-Pro", None),
 }
+HUB_SPLITS = {"aime24": "train", "gpqa_diamond": "train", "commonsense_qa": "validation"}
+"""What the hub calls the split that is scored, where it is not called test."""
 
 
 def _file(folder: Path, *rows: Mapping[str, Any] | str) -> Path:
@@ -265,13 +299,14 @@ def test_a_file_a_folder_and_the_environment(name: str, tmp_path: Path, monkeypa
     file = _file(tmp_path, GOOD[name])
     expected = task.load(file)
     assert len(expected) == 1 and task.load(str(file)) == expected
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "test.jsonl").write_text(file.read_text())
-    assert task.load(tmp_path) == expected and task.load(tmp_path / name) == expected
+    folder = tmp_path / FOLDERS.get(name, name)
+    folder.mkdir()
+    (folder / "test.jsonl").write_text(file.read_text())
+    assert task.load(tmp_path) == expected and task.load(folder) == expected
     monkeypatch.setenv("LOOPWISE_DATA", str(tmp_path))
     assert task.load() == expected
-    (tmp_path / name / "test.jsonl").unlink()
-    with gzip.open(tmp_path / name / "test.jsonl.gz", "wt") as lines:
+    (folder / "test.jsonl").unlink()
+    with gzip.open(folder / "test.jsonl.gz", "wt") as lines:
         lines.write(file.read_text())
     assert task.load() == expected
 
@@ -295,6 +330,18 @@ def test_a_file_a_folder_and_the_environment(name: str, tmp_path: Path, monkeypa
         ("arc_challenge", {"question": "x", "choices": ["a", "b"], "gold": 2}, "line 2: field 'gold' is 2; give the position"),
         ("arc_challenge", {"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "line 2: field 'answerKey' is missing"),
         ("arc_challenge", GOOD["arc_challenge"] | {"answerKey": "C"}, "line 2: field 'answerKey' is 'C', which is none of the labels"),
+        ("math", {"problem": "x", "solution": "So it is 2."}, "line 2: field 'solution' ends in 'So it is 2.'; give a solution with its"),
+        ("math", GOOD["math"] | {"level": "Level 2"}, "line 2: item 'test/"),
+        ("aime24", {"problem": "x"}, "line 2: field 'answer' is missing"),
+        ("aime24", {"problem": "x", "expected_answer": "1000"}, "line 2: field 'expected_answer' is '1000'; give a whole number from 0"),
+        ("aime25", {"problem": "x", "answer": "1/2"}, "line 2: field 'answer' is '1/2'; give a whole number from 0 to 999"),
+        ("commonsense_qa", GOOD["commonsense_qa"] | {"answerKey": ""}, "line 2: field 'answerKey' is ''; give some text"),
+        ("commonsense_qa", GOOD["commonsense_qa"] | {"choices": {"text": ["x"], "label": ["A", "B"]}}, "line 2: field 'choices' is"),
+        (
+            "commonsense_qa",
+            {"question": {"stem": "x", "choices": [{"label": "A"}, 5]}, "answerKey": "A"},
+            "line 2: field 'choices' is missing",
+        ),
         ("gsm8k", "{cut off", "line 2: not JSON"),
         ("gsm8k", "[1]", "line 2: not a JSON object but list"),
     ],
@@ -361,17 +408,17 @@ def test_an_unreachable_hub(error: Exception, monkeypatch: pytest.MonkeyPatch):
 def test_rows_of_the_hub(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked: list[tuple[Any, ...]] = []
 
-    def load_dataset(*args: Any, split: str) -> list[dict[str, Any]]:
-        asked.append((*args, split))
+    def load_dataset(*args: Any, split: str, **more: bool) -> list[dict[str, Any]]:
+        asked.append((*args, split, more))
         return [dict(GOOD[name])]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     assert task_named(name).load() == task_named(name).load(_file(tmp_path, GOOD[name]))
-    assert asked == [(*HUB[name], "test")]
+    assert asked == [(*HUB[name], HUB_SPLITS.get(name, "test"), {"streaming": True} if task_named(name).private else {})]
 
 
 def test_every_rule_of_the_table_is_one_that_grades_name():
-    source = "".join((Path(ladder.__file__).parent / name).read_text() for name in ("grading.py",))
+    source = "".join(file.read_text() for file in Path(ladder.__file__).parent.glob("*.py"))
     assert all(source.count(f'"{rule}"') >= 2 for rule in RULES)
 
 

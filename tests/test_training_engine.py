@@ -74,7 +74,8 @@ RESUMED = [
     ("arloop-sw", "adamw", "per sequence"),
     ("injected", "adamw", "truncated"),
     ("parcae", "muon", "poisson"),
-    ("span-damped", "adamw", "fixed"),
+    ("span-damped", "adamw", "per sequence"),
+    ("span-parcae", "adamw", "truncated"),
 ]
 
 
@@ -199,7 +200,6 @@ def test_what_cannot_be_is_refused_before_the_folder_is_made(tmp_path: Path) -> 
 
     refused("vocabulary of 32", model=fresh_net(vocab_size=32))
     refused("recurrence is for networks of nets", model=small_llama(), settings=per_sequence)
-    refused("damped update", model=fresh_net("span-damped"), settings=per_sequence)
     refused("straddle", model=fresh_net("arloop-sw", block_size_sublayers=3), settings=per_sequence)
     refused("only one; start it with torchrun", execution=replace(CPU, fsdp=True))
     if not torch.cuda.is_available():

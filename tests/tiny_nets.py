@@ -34,6 +34,8 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "arloop-two-phase": dict(design="arloop", window_blocks=2, depth_backend="two_phase", depth_queries="physical"),
     "span": _SPAN,
     "span-damped": dict(**_SPAN, operator="damped", beta=0.3, activation="swiglu"),
+    "span-parcae": dict(**_SPAN, design="parcae"),
+    "span-parcae-decay": dict(**_SPAN, design="parcae", parcae_injection=False),
     "span-arloop": dict(**_SPAN, design="arloop", block_size_sublayers=2),
     "injected": dict(**_SPAN, design="sandwich", input_injection=True, embedding_scale=32**0.5, initial_state_seed=5),
     "value-residual": dict(value_embeddings=False, value_residual=True, tie_word_embeddings=False, qk_norm=False, init="scaled"),

@@ -25,12 +25,16 @@ COMMANDS = {
     "place": "where a loop could go in a model, by calibrated perplexity on text",
     "place validate": "whether a study's scores say anything of accuracy: placements along the depth on a task",
     "data tokenize": "text into token shards to train on, resumable",
+    "data traces": "reasoning traces and chats into a set to fine-tune on, resumable",
     "data plan": "what a run would train on, without reading it",
     "data decontaminate": "text without the documents that evaluation items are in",
     "train": "a looped network from scratch, or a model further, on token shards, resumable",
+    "pretrain": "a table of a paper, its rows trained from scratch on the same data and compared, resumable",
+    "learn": "a loop that a trained model learns, with its twin and matched controls: a whole set, resumable",
     "evaluate": "one arm on one task: graded answers, resumable",
     "trial": "a loop against its twin: plan, runs, verdict, report",
     "judge": "the verdict on anybody's per-item results",
+    "analyze exchange-rate": "how many tokens the twin needs to match the looped model, from their loss curves",
     "report": "a trial's verdict and report again, from its records",
     "demo": "the whole line on the embedded default model",
 }
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    command = importlib.import_module(f".{name.replace(' ', '_')}", __name__).Command
+    command = importlib.import_module(f".{name.replace(' ', '_').replace('-', '_')}", __name__).Command
     try:
         _parse(command, name, args).run()
     except KeyboardInterrupt:
@@ -112,6 +116,10 @@ def _take_config(name: str, args: list[str]) -> tuple[Path | None, list[str]]:
     return None, args
 
 
+_POSITIONAL = {"place validate": "study", "pretrain": "name", "learn": "recipe"}
+"""The option that a command takes without its name, where it is not ``model``."""
+
+
 def _saved_args(command: type[Any], name: str, file: Path, given: list[str]) -> list[str]:
     """A saved configuration as the arguments it came from, less those that are given anew; so it is checked as they are."""
     try:
@@ -121,8 +129,9 @@ def _saved_args(command: type[Any], name: str, file: Path, given: list[str]) -> 
         _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
     if found != name:
         _fail(f"loopwise {name}: {file} was saved by loopwise {found}", status=2)
-    model = config.pop("study" if found == "place validate" else "model", None)
-    args = [] if model is None or (given and not given[0].startswith("-")) else [str(model)]
+    model = config.pop(_POSITIONAL.get(found, "model"), None)
+    models = model if isinstance(model, list) else [] if model is None else [model]
+    args = [] if given and not given[0].startswith("-") else [*map(str, models)]
     named = {arg.partition("=")[0].replace("_", "-") for arg in given}
     on = {field.name for field in fields(command) if field.default is True}
     for key, value in config.items():
@@ -130,6 +139,8 @@ def _saved_args(command: type[Any], name: str, file: Path, given: list[str]) -> 
             key, value = f"no_{key}", value is False
         flag = f"--{key.replace('_', '-')}"
         if flag in named or value in (None, False) or value == []:
+            continue
+        if key == "allow_code_execution":  # a permission is given by whoever runs, never by a file
             continue
         args += [flag] if value is True else [flag, *map(str, value if isinstance(value, list) else [value])]
     return args

@@ -45,6 +45,10 @@ def save_config(folder: Path, command: str, options: Any) -> None:
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
+_LEAST_SHARE = 0.01
+"""Of the work done, from which on the time left is told: less says nothing of the rest."""
+
+
 class Progress:
     """The share done and the time left, on stderr: a live bar on a terminal, a line every 15 seconds elsewhere."""
 
@@ -77,7 +81,8 @@ class Progress:
         elif now - self.last >= 15.0 or done >= total:
             self.last = now
             elapsed = now - self.started
-            left = f"{_clock(elapsed * (total - done) / done)} left" if done else "time left not known yet"
+            known = done >= _LEAST_SHARE * total
+            left = f"{_clock(elapsed * (total - done) / done)} left" if known else "time left not known yet"
             print(f"{label}: {done / total:.0%}, {_clock(elapsed)} gone, {left}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:

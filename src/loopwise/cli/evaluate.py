@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from ..records import Record
 from .console import Progress, print_json, save_config
+from .losses import EVALUATE_ONLY, LOSS_TASK, evaluate_loss_command, refuse_given
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Command:
     model: Annotated[str, tyro.conf.Positional]
     """A Hugging Face id, a folder (a loop.json in it counts), or smollm2."""
     task: str
-    """ladder (ladder:2, ladder:0-3 choose rungs), gsm8k, math500 or arc_challenge."""
+    """One of docs/benchmarks.md, e.g. ladder, gsm8k, math500; parts as in ladder:0-3, bbh:snarks, bfcl_v3:simple. Or loss."""
     out: Path
     """The run's folder: header.json and records.jsonl."""
     loops: str | None = None
@@ -36,24 +39,34 @@ class Command:
     """End the reasoning once it repeats itself three times."""
     thinking: bool = False
     """Use the template's thinking mode."""
-    temperature: float = 0.0
-    """0 is greedy."""
+    temperature: float | None = None
+    """0 is greedy; default: the task's, which is 0 for most."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens with this probability."""
     top_k: int = 0
     """Draw from this many tokens; 0 is all."""
-    samples: int = 1
-    """Answers per item; above 1 give a temperature."""
+    samples: int | None = None
+    """Answers per item; default: the task's, which is 1 for most and 8 for AIME. Above 1 needs a temperature."""
     seed: int = 0
     """The replicate, and the seed of the draws."""
     limit: int | None = None
     """Only the first items."""
     data: Path | None = None
     """A local JSONL file, or a folder of them; default: LOOPWISE_DATA, then the hub."""
+    text: tuple[str, ...] = ()
+    """For --task loss: .txt, .jsonl(.gz) or .parquet files, folders of them, or hub:ORG/NAME[:SPLIT[:COLUMN]]."""
+    context: int = 1024
+    """For --task loss: tokens of a window."""
+    stride: int | None = None
+    """For --task loss: tokens from one window's beginning to the next; default: half of the context."""
+    column: str | None = None
+    """For --task loss: the column that the text is in; default: the first that usually holds text."""
     batch_size: int = 16
-    """Answers decoded together."""
+    """Answers decoded together, or windows read together."""
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along."""
+    allow_code_execution: bool = False
+    """Let tasks that need it (humaneval, mbpp) run the code that the model writes, behind walls: docs/code-execution.md."""
     dtype: str = "auto"
     """auto, bf16, fp16 or fp32."""
     device: str = "cpu"
@@ -62,15 +75,18 @@ class Command:
     """Print JSON."""
 
     def run(self) -> None:
-        from ..tasks import task_named
+        if self.task == LOSS_TASK:
+            return evaluate_loss_command(self)
+        refuse_given(self, EVALUATE_ONLY, f"is read by --task {LOSS_TASK} only; leave it out")
+        from ..tasks import permit, task_named
 
-        task = task_named(self.task)
+        task = permit(task_named(self.task), self.allow_code_execution)
         task.load(self.data, self.limit)  # fails before a model is loaded
-        from ..decoding import DecodingRule
-        from ..evaluation import evaluate
+        from ..evaluation import evaluate, task_budget_tokens, task_rule
         from ..models import load
 
-        rule = DecodingRule(
+        rule = task_rule(
+            task,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -79,9 +95,7 @@ class Command:
             repetition_stop=self.repetition_stop,
             thinking=self.thinking,
         )
-        budget = self.budget
-        if budget is None:
-            budget = (task.thinking_budget_tokens if self.thinking else None) or task.budget_tokens
+        budget = task_budget_tokens(task, thinking=rule.thinking) if self.budget is None else self.budget
         rule.check_budget(budget)
         model, tokenizer = load(self.model, loops=self.loops, dtype=self.dtype, device=self.device)
         save_config(self.out, "evaluate", self)
@@ -105,12 +119,25 @@ class Command:
         answers = run.records
         correct = sum(record.correct for record in answers) / len(answers)
         finished = sum(bool(record.finished) for record in answers) / len(answers)
+        macro = _macro_percent(answers)
         if self.json:
-            print_json(run.header | {"out": str(self.out), "accuracy_percent": 100 * correct, "finished_percent": 100 * finished})
+            figures = {"accuracy_percent": 100 * correct, "macro_percent": macro, "finished_percent": 100 * finished}
+            print_json(run.header | {"out": str(self.out)} | figures)
         else:
             parity = run.header["parity"]
+            over_subtasks = "" if macro is None else f" ({macro:.1f} % as the mean over subtasks)"
             print(
-                f"{self.out}: {run.header['arm']} on {task.name}: {100 * correct:.1f} % correct, {100 * finished:.1f} % finished, "
-                f"{len(answers)} answers\nloops {run.header['loops']}, layer passes {run.header['layer_pass_ratio']:.3f}x; "
+                f"{self.out}: {run.header['arm']} on {task.name}: {100 * correct:.1f} % correct{over_subtasks}, "
+                f"{100 * finished:.1f} % finished, {len(answers)} answers\n"
+                f"loops {run.header['loops']}, layer passes {run.header['layer_pass_ratio']:.3f}x; "
                 f"cached decoding equals full recompute to {parity['max_abs_logit_difference']:.1g} ({parity['dtype']})"
             )
+
+
+def _macro_percent(answers: Sequence[Record]) -> float | None:
+    """The unweighted mean of the accuracies of a benchmark's subtasks; None where it has none."""
+    subtasks: dict[str, list[bool]] = {}
+    for record in answers:
+        if "subtask" in record.extra:
+            subtasks.setdefault(record.extra["subtask"], []).append(record.correct)
+    return 100 * sum(sum(one) / len(one) for one in subtasks.values()) / len(subtasks) if subtasks else None

@@ -10,6 +10,7 @@ import tyro
 
 from ..protocol import verdict_to_json
 from .console import UsageError, print_json
+from .losses import show_loss_verdict
 from .summary import summary
 
 
@@ -30,6 +31,11 @@ class Command:
     def run(self) -> None:
         if (self.folder / "study.json").is_file():
             self._report_study()
+            return
+        if (self.folder / "loss_plan.json").is_file():
+            from ..recipes.judging_losses import judge_loss_trial
+
+            show_loss_verdict(judge_loss_trial(self.folder), self.folder, as_json=self.json)
             return
         if self.others:
             raise UsageError(f"--others {self.others[0]}: only a study's report looks at others, and {self.folder} holds no study.json")

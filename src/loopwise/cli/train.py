@@ -123,7 +123,7 @@ class Command:
             else:
                 self._train(self.out, data, settings, changes, execution)
         except (ValueError, OSError):
-            if not _is_first():  # the first process says it
+            if not is_first():  # the first process says it
                 raise SystemExit(1) from None
             raise
         finally:
@@ -132,7 +132,7 @@ class Command:
     def _train(self, out: Path, data: TrainingData, settings: TrainSettings, changes: dict[str, Any], execution: Execution) -> None:
         from ..recipes.training import run_training
 
-        line = TrainingLine(quiet=self.json or not _is_first(), at_first_step=lambda: save_config(out, "train", self))
+        line = TrainingLine(quiet=self.json or not is_first(), at_first_step=lambda: save_config(out, "train", self))
         try:
             result = run_training(
                 self.model,
@@ -142,11 +142,11 @@ class Command:
                 seed=self.seed,
                 changes=changes,
                 execution=execution,
-                reporter=line if _is_first() else None,
+                reporter=line if is_first() else None,
             )
         finally:
             line.close()
-        if _is_first():
+        if is_first():
             self._tell(out, result)
 
     def _tell(self, out: Path, result: TrainResult) -> None:
@@ -166,7 +166,7 @@ class Command:
         from ..recipes.training import estimate_training
 
         found = estimate_training(self.model, data, settings, changes=changes, execution=execution)
-        if not _is_first():
+        if not is_first():
             return
         if self.json:
             print_json(asdict(found) | {"total_bytes": found.total_bytes, "num_steps": settings.num_steps})
@@ -215,7 +215,7 @@ class Command:
         ]
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
         recurrence = self._recurrence(changes)
-        return TrainSettings(num_steps=data.num_steps, recurrence=recurrence, dtype=self._dtype(), **same)  # type: ignore[arg-type]
+        return TrainSettings(num_steps=data.num_steps, recurrence=recurrence, dtype=resolved_dtype(self.dtype, self.device), **same)  # type: ignore[arg-type]
 
     def _recurrence(self, changes: dict[str, Any]) -> Recurrence | None:
         given = (self.recurrence_mean, self.recurrence_most, self.backprop_loops)
@@ -235,13 +235,6 @@ class Command:
             per_sequence=self.per_sequence,
             backprop_loops=self.backprop_loops,
         )
-
-    def _dtype(self) -> str:
-        if self.dtype != "auto":
-            return self.dtype
-        import torch
-
-        return "bf16" if self.device != "cpu" and torch.cuda.is_available() else "fp32"
 
     def _execution(self) -> Execution:
         from ..training import Execution
@@ -270,5 +263,15 @@ def parse_count(option: str, text: str) -> int:
     return round(float(re.sub("[_,]", "", found[1])) * _SUFFIXES[found[2]])
 
 
-def _is_first() -> bool:
+def resolved_dtype(dtype: str, device: str) -> str:
+    """``auto`` is bf16 on CUDA and fp32 on CPUs."""
+    if dtype != "auto":
+        return dtype
+    import torch
+
+    return "bf16" if device != "cpu" and torch.cuda.is_available() else "fp32"
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that torchrun started, the one that speaks."""
     return os.environ.get("RANK", "0") == "0"

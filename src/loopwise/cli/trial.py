@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from ..protocol import verdict_to_json
-from .console import Progress, print_json, save_config
+from .console import Progress, UsageError, print_json, save_config
+from .losses import TRIAL_ONLY, loss_trial_command, refuse_given
+from .sets import SET_ONLY, set_trial_command
 from .summary import larger_model, summary
+
+if TYPE_CHECKING:
+    from ..recipes.trial import TrialSettings
 
 
 @dataclass(frozen=True)
@@ -20,18 +25,31 @@ class Command:
     Example: loopwise trial smollm2 --loops "12:16 x2 damped beta=0.5" --task ladder --budgets 32 64 128 --limit 48 --out trials/x
     """
 
-    model: Annotated[str, tyro.conf.Positional]
-    """The looped model: a Hugging Face id, a folder (a loop.json in it counts), or smollm2."""
+    model: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """The looped model: a Hugging Face id, a folder (a loop.json in it counts), or smollm2; or the folder of a set that loopwise learn
+    wrote, all of whose members and seeds are judged. With --loss several are training seeds."""
     out: Path
     """The trial's folder."""
     loops: str | None = None
     """The loops; default: the folder's own, or the best of --placement."""
     placement: Path | None = None
     """The folder of the loopwise place that chose the loops: no item may be in the text it read."""
-    twin: str | None = None
-    """The identically trained twin; default: the same weights without the loop."""
+    twin: tuple[str, ...] = ()
+    """The identically trained twin; default: the same weights without the loop. With --loss one for each training seed, in order."""
+    loss: tuple[str, ...] = ()
+    """Judge by held-out loss on this text, and not by answers: .txt, .jsonl(.gz) or .parquet files, folders of them, or hub:ORG/NAME."""
+    unlooped: tuple[str, ...] = ()
+    """With --loss: unlooped models that put the loop's compute to another use; all training seeds of one, then of the next."""
+    context: int = 1024
+    """With --loss: tokens of a window."""
+    stride: int | None = None
+    """With --loss: tokens from one window's beginning to the next; default: half of the context."""
+    column: str | None = None
+    """With --loss: the column that the text is in; default: the first that usually holds text."""
+    depths: tuple[int, ...] = ()
+    """Of a set: further passes that the looped model is evaluated at; default: those that the recipe anchored was trained at."""
     task: tuple[str, ...] = ("ladder",)
-    """One or more of ladder, gsm8k, math500, arc_challenge."""
+    """One or more of docs/benchmarks.md, e.g. ladder, gsm8k, math500; bbh:each is its 27 subtasks."""
     budgets: tuple[int, ...] = ()
     """Tokens an answer can have, ascending; default: half, once and twice each task's own."""
     rules: tuple[str, ...] = ("plain", "budget-forcing")
@@ -47,7 +65,7 @@ class Command:
     thinking: bool = False
     """Use the template's thinking mode."""
     limit: int | None = None
-    """Only the first items of each task."""
+    """Only the first items of each task, or documents of the text."""
     seed: int = 0
     """Seed of the draws of repeated sampling."""
     larger: str | None = None
@@ -64,6 +82,8 @@ class Command:
     """Answers decoded together."""
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along."""
+    allow_code_execution: bool = False
+    """Let tasks that need it (humaneval, mbpp) run the code that the models write, behind walls: docs/code-execution.md."""
     dtype: str = "auto"
     """auto, bf16, fp16 or fp32."""
     device: str = "cpu"
@@ -72,9 +92,45 @@ class Command:
     """Print JSON."""
 
     def run(self) -> None:
-        from ..recipes.trial import TrialSettings, trial
+        if self.loss:
+            return loss_trial_command(self)
+        refuse_given(self, TRIAL_ONLY, "is read with --loss only; leave it out")
+        from ..recipes.learning_files import is_set
 
-        settings = TrialSettings(
+        if len(self.model) == 1 and is_set(self.model[0]):
+            return set_trial_command(self)
+        refuse_given(self, SET_ONLY, "is for the folder of a set that loopwise learn wrote; leave it out")
+        if len(self.model) != 1 or len(self.twin) > 1:
+            raise UsageError(
+                f"{len(self.model)} looped models and {len(self.twin)} twins: a trial of answers has one of each; several training seeds "
+                "are judged from their runs (loopwise judge), or by held-out loss (--loss)"
+            )
+        from ..recipes.trial import trial
+
+        settings = self.settings()
+        progress = Progress(quiet=self.json)
+        verdict = trial(
+            self.model[0],
+            out=self.out,
+            loops=self.loops,
+            tasks=self.task,
+            budgets=self.budgets,
+            twin=self.twin[0] if self.twin else None,
+            progress=progress,
+            settings=settings,
+        )
+        progress.close()
+        save_config(self.out, "trial", self)
+        if self.json:
+            print_json(verdict_to_json(verdict) | {"out": str(self.out)})
+        else:
+            print(summary(verdict, self.out))
+
+    def settings(self) -> TrialSettings:
+        """The options as a trial takes them."""
+        from ..recipes.trial import TrialSettings
+
+        return TrialSettings(
             rules=self.rules,
             thinking=self.thinking,
             limit=self.limit,
@@ -89,23 +145,7 @@ class Command:
             placement=self.placement,
             batch_size=self.batch_size,
             fixed_rows=self.fixed_rows,
+            allow_code_execution=self.allow_code_execution,
             dtype=self.dtype,
             device=self.device,
         )
-        progress = Progress(quiet=self.json)
-        verdict = trial(
-            self.model,
-            out=self.out,
-            loops=self.loops,
-            tasks=self.task,
-            budgets=self.budgets,
-            twin=self.twin,
-            progress=progress,
-            settings=settings,
-        )
-        progress.close()
-        save_config(self.out, "trial", self)
-        if self.json:
-            print_json(verdict_to_json(verdict) | {"out": str(self.out)})
-        else:
-            print(summary(verdict, self.out))

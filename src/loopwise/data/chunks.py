@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count, islice
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.synchronize import Event
@@ -33,7 +33,10 @@ ENTRIES = "chunks"
 
 _POLL_SECONDS = 0.5
 
-Rows = Iterator[tuple[int, str]]
+Rows = Iterator[tuple[int, Any]]
+"""Number and text, or whatever the reader gives."""
+Reader = Callable[..., Rows]
+"""Takes a part, ``start`` and ``offset_bytes``, as `part_rows` does; can be sent to another process."""
 ChunkWorker = Callable[[Part, str, Rows], dict[str, Any]]
 """Makes one chunk's files from its part, its name and its rows; what it gives stands in the entry."""
 
@@ -99,12 +102,15 @@ def run_chunks(
     *,
     rows_per_chunk: int,
     column: str | None = None,
+    reader: Reader | None = None,
     workers: int = 1,
     progress: Callable[[Counts], None] | None = None,
 ) -> None:
     """Do the work on every chunk that has no entry yet.
 
     Args:
+        column: of the text.
+        reader: gives the rows; default: their texts, by `part_rows`.
         workers: processes; with 1 the work is done in this one. They end with this process, however that ends.
 
     Raises:
@@ -115,13 +121,14 @@ def run_chunks(
     ledger = _Ledger(folder, parts)
     spans = [span for part in parts for span in _spans(part, rows_per_chunk) if not ledger.is_done(span)]
     report = _Report(ledger, progress)
+    read = partial(part_rows, column=column) if reader is None else reader
     report(now=True)
     if workers == 1 or len(spans) < 2:
         worker = work.open()
         for span in spans:
-            _do_span(span, worker, folder, rows_per_chunk, column, report)
+            _do_span(span, worker, folder, rows_per_chunk, read, report)
     else:
-        _in_processes(min(workers, len(spans)), [(span, work, folder, rows_per_chunk, column) for span in spans], report)
+        _in_processes(min(workers, len(spans)), [(span, work, folder, rows_per_chunk, read) for span in spans], report)
     report(now=True)
 
 
@@ -176,14 +183,14 @@ def _opened(work: Work) -> ChunkWorker:
     return work.open()
 
 
-def _do_task(span: _Span, work: Work, folder: Path, rows_per_chunk: int, column: str | None) -> None:
+def _do_task(span: _Span, work: Work, folder: Path, rows_per_chunk: int, read: Reader) -> None:
     """In a worker: a span, with what the work needs loaded once for all of them."""
-    _do_span(span, _opened(work), folder, rows_per_chunk, column, lambda: None)
+    _do_span(span, _opened(work), folder, rows_per_chunk, read, lambda: None)
 
 
-def _do_span(span: _Span, worker: ChunkWorker, folder: Path, rows_per_chunk: int, column: str | None, report: Callable[[], None]) -> None:
+def _do_span(span: _Span, worker: ChunkWorker, folder: Path, rows_per_chunk: int, read: Reader, report: Callable[[], None]) -> None:
     """Every chunk of a span that has no entry; one that has is read over."""
-    rows = part_rows(span.part, start=span.first * rows_per_chunk, offset_bytes=span.offset_bytes, column=column)
+    rows = read(span.part, start=span.first * rows_per_chunk, offset_bytes=span.offset_bytes)
     for number in count(span.first):
         if number == span.stop or (_stop is not None and _stop.is_set()):
             return
@@ -223,7 +230,7 @@ class _Counted:
     def __iter__(self) -> Rows:
         return self
 
-    def __next__(self) -> tuple[int, str]:
+    def __next__(self) -> tuple[int, Any]:
         row = next(self._rows)
         self.num_rows += 1
         return row

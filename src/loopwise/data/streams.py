@@ -13,11 +13,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from .documents import DataError
 from .files import chat_text
 from .hub import PREFIX, TEXT_COLUMNS, parse_hub_source
+
+T = TypeVar("T")
 
 STREAM_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".txt")
 
@@ -69,7 +71,6 @@ def part_rows(part: Part, *, start: int = 0, offset_bytes: int = 0, column: str 
     Raises:
         DataError: damaged or foreign content, a missing library, or a data set that cannot be had.
     """
-    stop = part.limit_rows
     if part.hub_file is not None:
         rows = _hub_rows(part, start, column)
     elif part.location.endswith(".parquet"):
@@ -78,11 +79,33 @@ def part_rows(part: Part, *, start: int = 0, offset_bytes: int = 0, column: str 
         rows = ((row, _usable(text)) for row, text in enumerate(_text_documents(part.location)))
     else:
         rows = _json_rows(part, start, offset_bytes, column)
-    for row, text in rows:
+    yield from _between(rows, start, part.limit_rows)
+
+
+def part_values(part: Part, *, start: int = 0, offset_bytes: int = 0) -> Iterator[tuple[int, Any]]:
+    """The rows of a part from ``start`` on: number and object, None for an empty one; of a ``.txt`` it is ``{"text": ...}``.
+
+    Raises:
+        DataError: as `part_rows`; what the objects hold is not looked at.
+    """
+    rows: Iterator[tuple[int, Any]]
+    if part.hub_file is not None:
+        rows = _hub_values(part, start)
+    elif part.location.endswith(".parquet"):
+        rows = _parquet_values(open_parquet(part.location), start, None)
+    elif part.location.endswith(".txt"):
+        rows = ((row, {"text": text}) for row, text in enumerate(_text_documents(part.location)))
+    else:
+        rows = _json_values(part, start, offset_bytes)
+    yield from _between(rows, start, part.limit_rows)
+
+
+def _between(rows: Iterator[tuple[int, T]], start: int, stop: int | None) -> Iterator[tuple[int, T]]:
+    for row, value in rows:
         if stop is not None and row >= stop:
             return
         if row >= start:
-            yield row, text
+            yield row, value
 
 
 def row_text(row: Any, column: str | None, where: str) -> str:
@@ -156,22 +179,27 @@ def _short(error: BaseException) -> str:
 
 
 def _json_rows(part: Part, start: int, offset_bytes: int, column: str | None) -> Iterator[tuple[int, str]]:
+    for row, values in _json_values(part, start, offset_bytes):
+        yield row, "" if values is None else row_text(values, column, f"{part.location}, line {row + 1}")
+
+
+def _json_values(part: Part, start: int, offset_bytes: int) -> Iterator[tuple[int, Any]]:
+    """Every line; those before ``start`` are not parsed and, like empty ones, None."""
     for row, line in enumerate(read_lines(part.location, offset_bytes), start if offset_bytes else 0):
-        if row < start:
-            yield row, ""
+        line = line.removeprefix(_BYTE_ORDER_MARK) if row == 0 else line
+        if row < start or not line.strip():
+            yield row, None
             continue
         where = f"{part.location}, line {row + 1}"
-        line = line.removeprefix(_BYTE_ORDER_MARK) if row == 0 else line
-        if not line.strip():
-            yield row, ""
-            continue
         try:
             values = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError:
             raise DataError(f"{where}: not UTF-8 text") from None
         except (ValueError, RecursionError):  # also of numbers and nesting beyond what Python reads
             raise DataError(f"{where}: not a JSON object ({line[:40].decode('utf-8', 'replace')!r}...)") from None
-        yield row, row_text(values, column, where)
+        if not isinstance(values, Mapping):
+            raise DataError(f"{where}: not a JSON object ({str(values)[:40]!r})")
+        yield row, values
 
 
 def read_lines(path: str, offset_bytes: int = 0) -> Iterator[bytes]:
@@ -218,7 +246,6 @@ def _text_documents(path: str) -> Iterator[str]:
 
 
 def _parquet_rows(part: Part, start: int, column: str | None) -> Iterator[tuple[int, str]]:
-    """From the group of rows on that ``start`` is in."""
     file = open_parquet(part.location)
     names = file.schema_arrow.names
     found = next((name for name in ((column,) if column else TEXT_COLUMNS) if name in names), None)
@@ -226,24 +253,36 @@ def _parquet_rows(part: Part, start: int, column: str | None) -> Iterator[tuple[
         raise DataError(
             f"{part.location}: has no column {column or 'that usually holds text'}; it has {', '.join(names)}: name one as column"
         )
+    for row, values in _parquet_values(file, start, [found]):
+        yield row, row_text(values, found, f"{part.location}, row {row}") if row >= start else ""
+
+
+def _parquet_values(file: Any, start: int, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    """From the group of rows on that ``start`` is in; None for columns is all of them."""
     row = 0
     for group in range(file.num_row_groups):
         size = file.metadata.row_group(group).num_rows
         if row + size <= start:
             row += size
             continue
-        for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, row_groups=[group], columns=[found]):
-            for value in batch.column(0).to_pylist():
-                yield row, row_text({found: value}, found, f"{part.location}, row {row}") if row >= start else ""
+        for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, row_groups=[group], columns=columns):
+            for values in batch.to_pylist():
+                yield row, values
                 row += 1
 
 
 def _hub_rows(part: Part, start: int, column: str | None) -> Iterator[tuple[int, str]]:
+    column = parse_hub_source(part.location).column or column
+    for row, values in _hub_values(part, start):
+        yield row, row_text(values, column, f"{part.location}, row {row}")
+
+
+def _hub_values(part: Part, start: int) -> Iterator[tuple[int, Any]]:
     assert part.hub_file is not None
     file, num_files = part.hub_file
     rows = load_hub(part.location, part.identity).shard(num_shards=num_files, index=file)
     rows = iter(rows.skip(start) if start else rows)
-    row, column = start, parse_hub_source(part.location).column or column
+    row = start
     while True:
         try:
             values = next(rows)
@@ -252,7 +291,7 @@ def _hub_rows(part: Part, start: int, column: str | None) -> Iterator[tuple[int,
         except hub_faults() as error:
             where = f"{part.location}, file {file}, row {row}"
             raise DataError(f"{where}: cannot be had from the hub ({_short(error)}); the same command goes on when it can") from None
-        yield row, row_text(values, column, f"{part.location}, row {row}")
+        yield row, values
         row += 1
 
 

@@ -90,23 +90,11 @@ class FastTokenizer:
         Raises:
             DataError: there is none, it is of the slow kind, or has no end token.
         """
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are processes already
         from tokenizers import Tokenizer
-        from transformers import AutoTokenizer
 
-        try:
-            loaded = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise DataError(f"tokenizer {name!r}: cannot be loaded ({reason}); give a folder, a hub id, or {BYTES!r}") from None
-        if not loaded.is_fast:
-            raise DataError(f"tokenizer {name!r}: has no fast version (tokenizer.json), which is the only kind whose ids can be hashed")
+        loaded = load_fast(name)
         self._own, self._name = loaded, name
-        end_id = loaded.eos_token_id if end_token is None else loaded.get_vocab().get(end_token)
-        if end_id is None:
-            what = "has no end-of-text token of its own" if end_token is None else f"has no token {end_token!r}"
-            raise DataError(f"tokenizer {name!r}: {what}; name one of its tokens as --end-token")
-        self._end_id = int(end_id)
+        self._end_id = end_id_of(loaded, name, end_token)
         self._fast = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -116,11 +104,7 @@ class FastTokenizer:
     @property
     def facts(self) -> TokenizerFacts:
         """Its name, hash and size."""
-        values = json.loads(self._fast.to_str())
-        decisive = {name: values.get(name) for name in _ID_FIELDS} | {"end": self._end_id}
-        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
-        return TokenizerFacts(name=self._name, sha256=digest, vocab_size=vocab_size, end_token_id=self._end_id)
+        return fast_facts(self._fast, self._name, self._end_id)
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The ids of each text."""
@@ -130,6 +114,47 @@ class FastTokenizer:
     def save(self, folder: Path) -> None:
         """Write it as it was loaded."""
         self._own.save_pretrained(folder)
+
+
+def load_fast(name: str) -> Any:
+    """A transformers tokenizer of the fast kind, from a folder or the hub; no code of its own is run.
+
+    Raises:
+        DataError: there is none, or it is of the slow kind.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are processes already
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"tokenizer {name!r}: cannot be loaded ({reason}); give a folder, a hub id, or {BYTES!r}") from None
+    if not loaded.is_fast:
+        raise DataError(f"tokenizer {name!r}: has no fast version (tokenizer.json), which is the only kind whose ids can be hashed")
+    return loaded
+
+
+def end_id_of(loaded: Any, name: str, end_token: str | None) -> int:
+    """The id of a transformers tokenizer's end token: of the named one, or its own.
+
+    Raises:
+        DataError: there is none.
+    """
+    end_id = loaded.eos_token_id if end_token is None else loaded.get_vocab().get(end_token)
+    if end_id is None:
+        what = "has no end-of-text token of its own" if end_token is None else f"has no token {end_token!r}"
+        raise DataError(f"tokenizer {name!r}: {what}; name one of its tokens as --end-token")
+    return int(end_id)
+
+
+def fast_facts(fast: Any, name: str, end_id: int) -> TokenizerFacts:
+    """Name, hash and size of a ``tokenizers.Tokenizer``."""
+    values = json.loads(fast.to_str())
+    decisive = {field: values.get(field) for field in _ID_FIELDS} | {"end": end_id}
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    vocab_size = max(fast.get_vocab(with_added_tokens=True).values()) + 1
+    return TokenizerFacts(name=name, sha256=digest, vocab_size=vocab_size, end_token_id=end_id)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path) -> None:

@@ -1,6 +1,21 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
+from .defaults import task_budget_tokens, task_rule, task_samples
+from .loss import LOSS_TASK, evaluate_loss
+from .loss_text import LossText, encode_text
 from .parity import Parity, ParityError, check_parity
 from .run import evaluate
 
-__all__ = ["Parity", "ParityError", "check_parity", "evaluate"]
+__all__ = [
+    "LOSS_TASK",
+    "LossText",
+    "Parity",
+    "ParityError",
+    "check_parity",
+    "encode_text",
+    "evaluate",
+    "evaluate_loss",
+    "task_budget_tokens",
+    "task_rule",
+    "task_samples",
+]

@@ -16,6 +16,7 @@ from ..decoding import DecodingRule
 from ..loops import format_loops
 from ..models import loops_of, model_hash, source_of
 from ..tasks import Task
+from .defaults import own_decoding
 
 FORMAT = "loopwise-run/1"
 
@@ -79,6 +80,7 @@ def run_header(
         "items_hash": items_hash,
         "rule": "letters" if letters else rule.name,
         "decoding": {"scored_by": "next-token logit of the letters, fp32"} if letters else asdict(rule),
+        "task_decoding": own_decoding(task),
         "budget_tokens": budget_tokens,
         "reserve_tokens": rule.reserve_tokens if rule.budget_forcing else None,
         "samples": samples,

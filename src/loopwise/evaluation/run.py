@@ -19,7 +19,8 @@ from ..decoding.rows import write_script
 from ..loops import Loop
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
-from ..tasks import Item, Task, task_named
+from ..tasks import Item, Task, permit, task_named, wall_facts
+from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
 from .header import model_facts, run_header
 from .parity import Parity, check_parity
 
@@ -47,7 +48,7 @@ def evaluate(
     out: str | Path | None = None,
     rule: DecodingRule | None = None,
     budget_tokens: int | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int = 0,
     limit: int | None = None,
     data: str | Path | None = None,
@@ -56,6 +57,7 @@ def evaluate(
     fixed_rows: bool = False,
     arm: str | None = None,
     parity: Parity | None = None,
+    allow_code_execution: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Evaluate one arm on one task.
@@ -65,22 +67,25 @@ def evaluate(
     an unfinished batch is decoded again as a whole, and only the records that are missing are added.
 
     Args:
-        rule: default greedy and plain; the reserve of budget forcing is the rule's own (see `Task.reserve_tokens`).
-        budget_tokens: default the task's.
-        samples: answers per item; above 1 the rule needs a temperature.
+        rule: default plain, at the task's own temperature, mostly greedy; the reserve of budget forcing is the rule's own (see
+            `Task.reserve_tokens`). A task that is always asked in thinking mode turns that on.
+        budget_tokens: default the task's, that for thinking mode where the rule thinks.
+        samples: answers per item, default the task's own number, 1 under greedy decoding; above 1 the rule needs a temperature.
         items: in place of the test items that ``data`` and ``limit`` name, e.g. training problems.
         seed: the replicate: the training seed of a trained pair, and the first part of every sampling key.
         parity: a check of this very model on this task's prompts that was made before; None makes it now.
+        allow_code_execution: let a task that grades by it run the code that the model writes; the header says behind which walls.
 
     Raises:
         ParityError: cached decoding is not the model that was meant.
         RecordsError: ``out`` holds another run.
         TaskError, DecodingError: bad input, before anything runs.
     """
-    task = task_named(task) if isinstance(task, str) else task
-    rule = rule or DecodingRule()
-    budget = task.budget_tokens if budget_tokens is None else budget_tokens
+    task = permit(task_named(task) if isinstance(task, str) else task, allow_code_execution)
+    rule = task_rule(task) if rule is None else in_task_mode(rule, task)
+    budget = task_budget_tokens(task, thinking=rule.thinking) if budget_tokens is None else budget_tokens
     rule.check_budget(budget)
+    samples = task_samples(task, rule) if samples is None else samples
     if samples < 1 or (samples > 1 and rule.greedy):
         raise ValueError(
             f"samples={samples} at temperature {rule.temperature:g}: greedy samples are all the same; give a temperature, or 1"
@@ -89,14 +94,20 @@ def evaluate(
     if not items:
         raise ValueError(f"no items of {task.name} to evaluate on; give at least one")
     chat = read_chat(model, tokenizer)
+    if task.thinking and (chat.template is None or chat.thinking is None):
+        raise ValueError(
+            f"{task.name} is asked in thinking mode, and this model's chat template has none; take a task without, or another model"
+        )
+    items = [item.asked(in_chat=chat.template is not None) for item in items]
     prompts = [chat.encode(item.prompt, thinking=rule.thinking) for item in items]
     plan_batches([len(prompt) for prompt in prompts], batch_size)
     if task.kind != "letters":  # what `generate` refuses is refused here, before there is a run in the folder
         write_script(rule, chat, budget, task.answer_opener)
         check_prompts(model, prompts, budget)
     parity = parity or check_parity(model, prompts)
+    walls = {"code_execution": wall_facts()} if task.executes_code else {}
     header = run_header(
-        model_facts(model),
+        model_facts(model) | {"chat_template": chat.template is not None} | walls,
         arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
         task=task,
         num_items=len(items),
@@ -211,7 +222,7 @@ class _Answering:
             generated_tokens=completion.generated_tokens,
             forced_tokens=completion.forced_tokens,
             seconds=completion.seconds,
-            text=completion.text,
+            **_kept_text(self.task, completion.text),
         )
 
     def letters(self, batch: Sequence[_Row], add: Callable[[Record], None], report: Progress) -> None:
@@ -239,7 +250,8 @@ class _Answering:
                 )
             )
 
-    def record(self, row: _Row, **fields: Any) -> Record:
+    def record(self, row: _Row, *, extra: dict[str, Any] | None = None, **fields: Any) -> Record:
+        labels = {name: row.item.extra[name] for name in ("subtask",) if name in row.item.extra}
         flops = answer_flops(self.shape, self.loops, prompt_tokens=len(row.prompt), generated_tokens=fields["generated_tokens"])
         return Record(
             task=self.task.name,
@@ -249,8 +261,16 @@ class _Answering:
             gold=row.item.gold,
             prompt_tokens=len(row.prompt),
             flops=flops,
+            extra=labels | (extra or {}),
             **fields,
         )
+
+
+def _kept_text(task: Task, text: str) -> dict[str, Any]:
+    """What a record keeps of an answer: its text, or where that may not come to the disk, what tells equal texts from others."""
+    if not task.private:
+        return {"text": text}
+    return {"text": None, "extra": {"text_sha256": hashlib.sha256(text.encode()).hexdigest(), "text_characters": len(text)}}
 
 
 def _keep_meter(out: Path, meter: Meter, num_answers: int) -> None:

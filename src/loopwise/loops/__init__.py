@@ -2,7 +2,7 @@
 
 from .notation import format_loop, format_loops, parse_loops
 from .sites import CallSite, LayerNode, Node, SpanNode, call_sites, loop_tree
-from .values import Loop, LoopError, Operator, Part, check_loops, parent_of
+from .values import Loop, LoopError, Operator, Part, check_loops, parent_of, with_passes
 
 __all__ = [
     "CallSite",
@@ -20,4 +20,5 @@ __all__ = [
     "loop_tree",
     "parent_of",
     "parse_loops",
+    "with_passes",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Operator = Literal["repeat", "damped"]
@@ -119,3 +119,25 @@ def parent_of(loop: Loop, loops: Sequence[Loop]) -> Loop | None:
     """The smallest loop that encloses ``loop``, or None."""
     around = [other for other in loops if other is not loop and other.contains(loop)]
     return min(around, key=lambda other: other.stop - other.start, default=None)
+
+
+def with_passes(loops: Iterable[Loop], passes: int) -> tuple[Loop, ...]:
+    """The loops of a forward pass in which every outermost one runs ``passes`` times: what a depth drawn in training means.
+
+    Nested loops run as they are, but for those of a pass that does not come. One pass is the plain model, so then none of them runs.
+
+    Raises:
+        LoopError: fewer than one pass.
+    """
+    ordered = check_loops(loops)
+    left_out: list[Loop] = []
+    kept: list[Loop] = []
+    for loop in ordered:
+        parent = parent_of(loop, ordered)
+        if parent is None:
+            kept.append(replace(loop, passes=passes))
+        elif passes == 1 or parent in left_out or (parent_of(parent, ordered) is None and (loop.in_pass or 1) > passes):
+            left_out.append(loop)
+        else:
+            kept.append(loop)
+    return tuple(kept)

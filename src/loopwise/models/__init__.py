@@ -3,13 +3,16 @@
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
 from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_loops, save, source_of, trained_loops
+from .packing import PACKED_TYPES, check_packing
+from .passes import loop_passes
 from .replay import Arguments, Iterates, Recorded, Replay, Run
 from .sidecar import SIDECAR, Sidecar, read_sidecar
-from .surgery import insert, loops_of, remove
+from .surgery import insert, inserted_loops, loops_of, remove
 
 __all__ = [
     "EMBEDDED",
     "FAMILIES",
+    "PACKED_TYPES",
     "SIDECAR",
     "Arguments",
     "Family",
@@ -23,12 +26,15 @@ __all__ = [
     "Source",
     "cache_argument",
     "cache_of",
+    "check_packing",
     "decoder_layers",
     "dynamic_cache",
     "find_decoder",
     "insert",
     "insert_on_disk",
+    "inserted_loops",
     "load",
+    "loop_passes",
     "loops_of",
     "model_hash",
     "read_sidecar",

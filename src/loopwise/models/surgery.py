@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -75,10 +75,9 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     untested = type(decoder).__name__ not in FAMILIES
     if untested and not layers_run(cast(Any, model), layers)[1]:
         raise ModelError(f"the layers of {type(decoder).__name__} return more than a tensor; loops cannot work in this family")
-    units = tuple(node for node in loop_tree(checked, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
     looped = cast(LoopedLayers, layers)
     looped.__class__ = _LIST_CLASSES[family.walk]
-    looped.surgery = Surgery(checked, family, units, call_sites(checked, num_layers), num_layers, format_loops(checked))
+    looped.surgery = plan_surgery(checked, family, num_layers)
     for loop in checked:
         if loop.part == "mlp" and loop.operator == "damped":
             for layer in range(loop.start, loop.stop):
@@ -86,6 +85,13 @@ def insert(model: ModelT, loops: str | Loop | Iterable[Loop], *, untested_family
     if untested:
         _try_untested(model, looped)
     return model
+
+
+@lru_cache(maxsize=256)
+def plan_surgery(loops: tuple[Loop, ...], family: Family, num_layers: int) -> Surgery:
+    """What a list of layers has to know to run loops that `check_loops` let through."""
+    units = tuple(node for node in loop_tree(loops, num_layers) if isinstance(node, SpanNode) or node.mlp_loop)
+    return Surgery(loops, family, units, call_sites(loops, num_layers), num_layers, format_loops(loops))
 
 
 def _with_own_loops(model: ModelT, own: tuple[Loop, ...], loops: str | Loop | Iterable[Loop]) -> ModelT:
@@ -135,13 +141,14 @@ def _check_parity(model: Any) -> None:
 
 def remove(model: ModelT) -> ModelT:
     """Take all loops out of ``model``, in place, and return it: the plain model, bit for bit. Without loops, nothing happens."""
-    layers: Any = _looped_layers(model)
+    layers: Any = looped_layers(model)
     if layers is None:
         return model
     for module in layers.modules():
         for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, CaptureResidual)]:
             del module._forward_pre_hooks[key]
     del layers.surgery
+    layers.__dict__.pop("running", None)
     layers.__class__ = nn.ModuleList
     return model
 
@@ -153,7 +160,7 @@ def loops_of(model: nn.Module) -> tuple[Loop, ...]:
 
 def inserted_loops(model: nn.Module) -> tuple[Loop, ...]:
     """The loops that `insert` put into ``model``: those that `remove` takes out."""
-    layers = _looped_layers(model)
+    layers = looped_layers(model)
     return () if layers is None else layers.surgery.loops
 
 
@@ -163,7 +170,8 @@ def own_loops_of(model: nn.Module) -> tuple[Loop, ...]:
     return own_loops(config.architecture) if getattr(config, "model_type", None) == MODEL_TYPE else ()  # type: ignore[union-attr]
 
 
-def _looped_layers(model: nn.Module) -> LoopedLayers | None:
+def looped_layers(model: nn.Module) -> LoopedLayers | None:
+    """The list of layers that `insert` put loops into, or None."""
     return next((module for module in model.modules() if isinstance(module, LoopedLayers)), None)
 
 
@@ -171,6 +179,8 @@ class LoopedLayers(nn.ModuleList):
     """A decoder's layers with loops; every module, name and parameter is the plain list's own."""
 
     surgery: Surgery
+    running: Surgery | None = None
+    """What runs in its place for a while: `loop_passes`."""
 
     def walk(self, stop: int) -> list[Any]:
         """What a forward that runs the first ``stop`` layers is to call, in order.
@@ -178,7 +188,7 @@ class LoopedLayers(nn.ModuleList):
         Raises:
             ModelError: an early exit that ends inside a looped span.
         """
-        surgery = self.surgery
+        surgery = self.running or self.surgery
         modules = list(self._modules.values())
         if len(modules) != surgery.num_layers:
             raise ModelError(f"the model now has {len(modules)} layers, its loops were made for {surgery.num_layers}; remove them first")

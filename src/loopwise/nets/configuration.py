@@ -77,7 +77,8 @@ class Architecture:
     loop_stop: int | None = None
     """One past the last layer of the looped span (half-open), the coda behind it; None is the whole stack."""
     operator: Operator = "repeat"
-    """``repeat``: x <- g(x). ``damped``: beta g(x) + (1-beta) F^R(x), F(x) = x + (g(x) - x)/R (no-free-loop, A.1)."""
+    """``repeat``: x <- g(x). ``damped``: beta g(x) + (1-beta) F^R(x), F(x) = x + (g(x) - x)/R (no-free-loop, A.1); where sequences
+    have depths of their own, each with its own R."""
     beta: float | None = None
     """The anchor of ``damped``, in [0, 1]; None for ``repeat``."""
     input_injection: bool = False
@@ -86,7 +87,7 @@ class Architecture:
     """The seed of the random first state in evaluation, a function of seed, position and channel; in training it is fresh. A guess."""
 
     parcae_injection: bool = True
-    """Parcae: whether Delta B N(e) is added between loops, beside the decay."""
+    """Parcae: whether Delta B N(e) is added between loops, beside the decay; e is the prelude's output, the embedding without one."""
 
     block_size_sublayers: int | None = None
     """ARLoop's block size S in sublayers; None is L, half a loop (ARLoop, Tables 5, 8 and 12)."""
@@ -120,11 +121,6 @@ class Architecture:
     def span(self) -> tuple[int, int]:
         """The looped layers, half-open."""
         return self.loop_start, self.num_hidden_layers if self.loop_stop is None else self.loop_stop
-
-    @property
-    def loops_whole(self) -> bool:
-        """Whether the whole stack loops."""
-        return self.span == (0, self.num_hidden_layers)
 
     @property
     def num_layer_visits(self) -> int:
@@ -201,8 +197,6 @@ def _check_loops(arch: Architecture) -> None:
 
 
 def _check_design(arch: Architecture) -> None:
-    if arch.design == "parcae" and not arch.loops_whole:
-        raise NetError(f"parcae loops the whole stack, not layers {arch.span[0]}:{arch.span[1]}; leave loop_start and loop_stop out")
     if arch.design != "arloop" and (arch.window_blocks is not None or arch.block_size_sublayers is not None):
         raise NetError(f"{arch.design} has no residual blocks; leave block_size_sublayers and window_blocks out, or use design arloop")
     if arch.block_size_sublayers is not None and arch.block_size_sublayers < 1:

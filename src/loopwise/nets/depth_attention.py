@@ -12,14 +12,16 @@ The output is such a mixture too, with a query of its own. Queries start at zero
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .configuration import NetError
-from .depth_attention_fused import Source, as_source, read_fused
+from .depth_attention_functions import EAGER, MOST_COMPILED_SOURCES, ReadFunctions, compiled
+from .depth_attention_fused import Source
 from .depth_attention_options import DepthAttentionOptions
-from .depth_attention_reference import compute_dtype, read_reference
+from .depth_attention_reference import compute_dtype
 from .depth_attention_two_phase import BlockReads
 from .norms import RMSNorm, make_norms
 from .residual import ResidualDesign
@@ -62,6 +64,15 @@ class DepthAttention(ResidualDesign):
         self.queries = nn.Parameter(torch.zeros(num_sublayers + further + 1, d_model))
         """One vector a row, the output's last. Rows are vectors: no weight decay, and no optimiser for matrices."""
         self.key_gains = nn.Parameter(torch.ones_like(self.queries)) if options.key_gain else None
+        self._functions = EAGER
+
+    def compile_reads(self, **options: Any) -> None:
+        """Compile what is read and pushed, function by function, with options of ``torch.compile``."""
+        self._functions = compiled(**options)
+
+    def functions(self, num_sources: int) -> ReadFunctions:
+        """What computes a read of so many sources."""
+        return self._functions if num_sources <= MOST_COMPILED_SOURCES else EAGER
 
     def query_row(self, sublayer: int, loop: int) -> int:
         """Which row of ``queries`` run ``loop`` of a sublayer reads with."""
@@ -105,7 +116,7 @@ class DepthAttentionStream:
         self.queries = design.effective_queries()
         self.runs = design.runs(num_loops)
         self.num_pushed = 0
-        self.blocks: list[Source | None] = [self._source(embedding)]
+        self.blocks: list[Source | None] = [design.functions(1).source(embedding, self.options.key_eps)]
         self.running: Source | None = None
         self.block_reads: BlockReads | None = None
 
@@ -129,13 +140,16 @@ class DepthAttentionStream:
 
     def push(self, site: Site, branch: Tensor) -> None:
         """Add a branch output to the running block."""
-        branch = branch.to(self.dtype)
-        self.running = self._source(branch if self.running is None else self.running.value + branch)
+        branch, functions, eps = branch.to(self.dtype), self.design.functions(1), self.options.key_eps
+        self.running = functions.source(branch, eps) if self.running is None else functions.add(self.running.value, branch, eps)
         self.num_pushed += 1
         if self.num_pushed % self.options.block_size_sublayers == 0:
             self.blocks.append(self.running)
             self.running, self.block_reads = None, None
             self._forget()
+
+    def begin_loops(self) -> None:
+        """Nothing is kept: the prelude's blocks are sources like all others."""
 
     def end_loop(self, loop: int) -> None:
         """Nothing acts between loops; a finished sequence's later blocks are masked in what is read after the loops."""
@@ -153,9 +167,6 @@ class DepthAttentionStream:
         """The device type that reads compute on."""
         return self.queries[0].device.type
 
-    def _source(self, value: Tensor) -> Source:
-        return as_source(value, self.options.key_eps)
-
     def _sources(self, numbers: Sequence[int]) -> list[Source]:
         found = [self.running if number == len(self.blocks) else self.blocks[number] for number in numbers]
         sources = [source for source in found if source is not None]
@@ -164,12 +175,11 @@ class DepthAttentionStream:
 
     def _mix(self, sources: Sequence[Source], query: Tensor, weight: Tensor, visible: Sequence[Tensor | None] | None = None) -> Tensor:
         visible = visible or [None] * len(sources)
-        norm_eps, value_norm = self.design.norm_eps, self.options.value_norm
+        functions = self.design.functions(len(sources))
+        flags = {"norm_eps": self.design.norm_eps, "value_norm": self.options.value_norm, "visible": visible}
         if self.options.backend == "reference":
-            values = [source.value for source in sources]
-            key_eps = self.options.key_eps
-            return read_reference(values, query, weight, key_eps=key_eps, norm_eps=norm_eps, value_norm=value_norm, visible=visible)
-        return read_fused(sources, query, weight, norm_eps=norm_eps, value_norm=value_norm, visible=visible)
+            return functions.reference([source.value for source in sources], query, weight, key_eps=self.options.key_eps, **flags)
+        return functions.fused(sources, query, weight, **flags)
 
     def _read_by_depth(self, query: Tensor, weight: Tensor, *, is_output: bool) -> Tensor:
         """A read after the loops: blocks of loops that a sequence did not run are masked, and its window counts its own blocks."""
@@ -207,6 +217,7 @@ class DepthAttentionStream:
                 torch.stack([self.queries[self.design.query_row(*self.runs[index])] for index in pushed]),
                 norm_eps=self.design.norm_eps,
                 value_norm=self.options.value_norm,
+                functions=self.design.functions(len(needed)),
             )
         return self.block_reads
 

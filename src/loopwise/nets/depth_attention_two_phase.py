@@ -11,14 +11,17 @@ The second line is the online softmax. Each O_s is kept for the backward pass: o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .depth_attention_fused import Source, mix, norm_backward, read_fused, softmax_backward
+from .depth_attention_fused import Source, mix, norm_backward, softmax_backward
 from .depth_attention_reference import compute_dtype, inverse_rms
+
+if TYPE_CHECKING:
+    from .depth_attention_functions import ReadFunctions
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -27,7 +30,14 @@ class BlockReads:
     """The part of a block's reads that its finished blocks give, ready to be merged with the running block."""
 
     def __init__(
-        self, sources: Sequence[Source], seen: Sequence[tuple[int, ...]], queries: Tensor, *, norm_eps: float, value_norm: bool
+        self,
+        sources: Sequence[Source],
+        seen: Sequence[tuple[int, ...]],
+        queries: Tensor,
+        *,
+        norm_eps: float,
+        value_norm: bool,
+        functions: ReadFunctions,
     ) -> None:
         """Run the first phase.
 
@@ -36,26 +46,47 @@ class BlockReads:
             seen: for each read the places in ``sources`` that it sees; none where a window holds the running block alone.
             queries: the reads' queries [reads, d_model].
         """
-        self.queries, self.norm_eps, self.value_norm = queries.unbind(0), norm_eps, value_norm
+        self.queries, self.norm_eps, self.value_norm, self.functions = queries.unbind(0), norm_eps, value_norm, functions
         self.with_finished = [place for place, row in enumerate(seen) if row]
-        rows = tuple(seen[place] for place in self.with_finished)
-        values, scales = (source.value for source in sources), (source.inverse_rms for source in sources)
-        *self.mixtures, self.levels = _BetweenBlocks.apply(queries[self.with_finished], rows, value_norm, len(sources), *values, *scales)
+        sees = tuple(tuple(n in seen[place] for n in range(len(sources))) for place in self.with_finished)
+        self.mixtures, self.levels = functions.between(sources, queries[self.with_finished], sees, value_norm=value_norm)
 
     def read(self, place: int, running: Source | None, norm_weight: Tensor) -> Tensor:
         """The normed input of the block's sublayer number ``place`` (from 0)."""
         if place not in self.with_finished:
             assert running is not None
-            alone = {"norm_eps": self.norm_eps, "visible": [None]}
-            return read_fused([running], self.queries[place], norm_weight, value_norm=self.value_norm, **alone)  # type: ignore[arg-type]
+            return self._alone(running, place, norm_weight, value_norm=self.value_norm)
         column = self.with_finished.index(place)
         mixture = self.mixtures[column]
         if running is None:
-            source = Source(mixture, self.levels[..., column].detach())
-            return read_fused([source], self.queries[place], norm_weight, norm_eps=self.norm_eps, value_norm=False, visible=[None])
-        flags = (self.norm_eps, self.value_norm)
-        merged = _Merge.apply(mixture, self.levels[..., column], *running, self.queries[place], norm_weight, *flags)
-        return merged  # type: ignore[no-any-return]
+            return self._alone(Source(mixture, self.levels[..., column].detach()), place, norm_weight, value_norm=False)
+        flags = {"norm_eps": self.norm_eps, "value_norm": self.value_norm}
+        return self.functions.merge(mixture, self.levels[..., column], running, self.queries[place], norm_weight, **flags)
+
+    def _alone(self, source: Source, place: int, norm_weight: Tensor, *, value_norm: bool) -> Tensor:
+        flags = {"norm_eps": self.norm_eps, "value_norm": value_norm, "visible": [None]}
+        return self.functions.fused([source], self.queries[place], norm_weight, **flags)
+
+
+def between_blocks(
+    sources: Sequence[Source], queries: Tensor, sees: Sequence[Sequence[bool]], *, value_norm: bool
+) -> tuple[list[Tensor], Tensor]:
+    """The first phase: O_s of every query [batch, tokens, d_model] each, and L_s [batch, tokens, queries].
+
+    Args:
+        sees: for each query whether it sees each source. Not their numbers: compiled code takes numbers that change for variables.
+    """
+    rows = tuple(tuple(n for n, one in enumerate(row) if one) for row in sees)
+    values, scales = [source.value for source in sources], [source.inverse_rms for source in sources]
+    *mixtures, levels = _BetweenBlocks.apply(queries, rows, value_norm, len(sources), *values, *scales)
+    return mixtures, levels
+
+
+def merge_running(
+    mixture: Tensor, level: Tensor, running: Source, query: Tensor, norm_weight: Tensor, *, norm_eps: float, value_norm: bool
+) -> Tensor:
+    """The second phase: h_s of one query, normed [batch, tokens, d_model]."""
+    return _Merge.apply(mixture, level, *running, query, norm_weight, norm_eps, value_norm)  # type: ignore[no-any-return]
 
 
 def _weights_between(rows: Rows, logits: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[Tensor]]:

@@ -121,14 +121,15 @@ class LoopedDecoder(LoopedPreTrainedModel):
         Args:
             cache: transformers' cache, also under its name before 5.20, ``past_key_values``.
             num_loops: loops to run; None is the config's.
-            depths: each sequence's own number of loops [batch], at most ``num_loops``; None: the same for all.
+            depths: each sequence's own number of loops [batch], whole numbers from 1 to ``num_loops``; None: the same for all.
             grad_loops: only the last so many loops keep gradients; None: all.
 
         Raises:
             NetError: depths or value embeddings where they cannot be.
         """
-        plan = self._plan(num_loops, depths)
+        plan = self._plan(num_loops)
         embedding = self._embedding(input_ids, inputs_embeds)
+        _check_depths(depths, len(plan.loops), embedding.shape[0])
         cache = past_key_values if cache is None else cache
         if self.training and torch.is_grad_enabled() and self._checkpoints:
             cache, use_cache = None, False
@@ -149,9 +150,7 @@ class LoopedDecoder(LoopedPreTrainedModel):
     def _checkpoints(self) -> bool:
         return any(getattr(branch, "gradient_checkpointing", False) for layer in self.layers for branch in layer.children())
 
-    def _plan(self, num_loops: int | None, depths: Tensor | None) -> Schedule:
-        if depths is not None and self.arch.operator == "damped":
-            raise NetError("the damped update divides by its number of loops, so sequences of one batch share it; leave depths out")
+    def _plan(self, num_loops: int | None) -> Schedule:
         loops = self.arch.num_loops if num_loops is None else num_loops
         if loops not in self._schedules:
             self._schedules[loops] = schedule(self.arch, loops)
@@ -250,6 +249,16 @@ class LoopedTransformer(LoopedPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **as_output(cache_in(decoded)))
+
+
+def _check_depths(depths: Tensor | None, num_loops: int, batch: int) -> None:
+    """Numbers on a GPU are taken as they are, because reading them would wait for it."""
+    if depths is None:
+        return
+    if depths.shape != (batch,) or depths.is_floating_point() or depths.is_complex() or depths.dtype == torch.bool:
+        raise NetError(f"depths are {depths.dtype} in the shape {tuple(depths.shape)}; give one whole number for each of {batch} sequences")
+    if depths.device.type == "cpu" and not torch.compiler.is_compiling() and not 1 <= int(depths.min()) <= int(depths.max()) <= num_loops:
+        raise NetError(f"depths go from {int(depths.min())} to {int(depths.max())}; give whole numbers from 1 to num_loops, {num_loops}")
 
 
 def _positions(position_ids: Tensor | None, attention_mask: Tensor | None, embedding: Tensor, cache: Cache | None) -> Tensor:

@@ -12,11 +12,12 @@ the mixing and whatever acts between loops; the branches own the matrices::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from .configuration import NetError
+from .norms import RMSNorm
 from .schedule import Site
 
 __all__ = ["NetError", "ResidualDesign", "Site", "Stream", "running"]
@@ -33,6 +34,10 @@ class Stream(Protocol):
         """Take the output of the sublayer that was just read [batch, tokens, d_model]."""
         ...
 
+    def begin_loops(self) -> None:
+        """The prelude has been pushed; called once, before the first loop."""
+        ...
+
     def end_loop(self, loop: int) -> None:
         """The last sublayer of loop ``loop`` (from 1) has been pushed; called after every loop, the last one included."""
         ...
@@ -44,6 +49,12 @@ class Stream(Protocol):
 
 class ResidualDesign(nn.Module, ABC):
     """One residual design: one per model, with its parameters (the sublayers' norms, depth queries, a decay)."""
+
+    def compile_reads(self, **options: Any) -> None:
+        """Compile what sublayers read, part by part, with options of ``torch.compile``: here the norms."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.compile(**options)
 
     @abstractmethod
     def begin(self, embedding: Tensor, num_loops: int, depths: Tensor | None = None) -> Stream:

@@ -30,6 +30,8 @@ FIRST_WAVE, MOST_IN_A_WAVE = 32, 512
 """Candidates; the leader changes between waves."""
 Tell = Callable[[Sequence[Scored]], None]
 """Called on every rank with new results, as they come."""
+Looked = Callable[[float, float], None]
+"""Called on every rank with how many candidates the first look has read, and of how many."""
 Known = Callable[[str], CandidateResult | None]
 """The result of a candidate on that part of the text, if it was measured before."""
 
@@ -62,8 +64,8 @@ class _Heat:
 class TextMeasurer:
     """Measures by a text."""
 
-    def __init__(self, scorer: TextScorer, ranks: Ranks) -> None:
-        self.scorer, self.ranks = scorer, ranks
+    def __init__(self, scorer: TextScorer, ranks: Ranks, *, looked: Looked | None = None) -> None:
+        self.scorer, self.ranks, self.looked = scorer, ranks, looked
         self.measure = scorer.measure
         self._best: tuple[float, Candidate] = (math.inf, ())
         self._leader: KnownLosses | None = None
@@ -97,6 +99,8 @@ class TextMeasurer:
             mine = first + self.ranks.rank
             found = self.scorer.heat(groups[mine]) if mine < len(groups) else []
             runners += [runner for part in self.ranks.gather(found) for runner in part]
+            if self.looked:
+                self.looked(len(runners), len(candidates))
         tell([runner.ended for runner in runners if runner.ended is not None])
         living = [runner for runner in runners if runner.ended is None]
         estimates = {runner.candidate: self.scorer.estimate(runner) for runner in living}

@@ -2,8 +2,17 @@
 
 from ..stats import Bootstrap
 from .decide import threshold_effect_points
-from .files import plan_from_json, plan_to_json, verdict_from_json, verdict_to_json
+from .files import (
+    loss_verdict_from_json,
+    loss_verdict_to_json,
+    plan_from_json,
+    plan_to_json,
+    verdict_from_json,
+    verdict_to_json,
+)
 from .judging import compare, judge
+from .loss_values import MARGIN_MILLINATS, LossComparison, LossModel, LossRow, LossTest, LossVerdict
+from .losses import judge_losses
 from .plan import Plan, PlannedArm, PlannedTask, make_plan
 from .values import (
     ArmCost,
@@ -24,6 +33,7 @@ from .values import (
 )
 
 __all__ = [
+    "MARGIN_MILLINATS",
     "ArmCost",
     "ArmSummary",
     "Bootstrap",
@@ -32,6 +42,11 @@ __all__ = [
     "ExcludedArm",
     "FinishedComparison",
     "LargerModel",
+    "LossComparison",
+    "LossModel",
+    "LossRow",
+    "LossTest",
+    "LossVerdict",
     "MeasureOutcome",
     "Plan",
     "PlannedArm",
@@ -45,6 +60,9 @@ __all__ = [
     "Verdict",
     "compare",
     "judge",
+    "judge_losses",
+    "loss_verdict_from_json",
+    "loss_verdict_to_json",
     "make_plan",
     "plan_from_json",
     "plan_to_json",

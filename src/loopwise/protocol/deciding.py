@@ -8,7 +8,7 @@ from typing import Literal
 
 from .arms import Arm
 from .pairing import check_twins, decoding_differences
-from .plan import RULE_PREFERENCE, Plan
+from .plan import RULE_PREFERENCE, Plan, PlannedArm
 from .values import ExcludedArm, TrialError
 
 
@@ -137,15 +137,15 @@ def check_complete(plan: Plan, looped: Sequence[Arm], unlooped: Sequence[Arm]) -
         if not planned.applicable:
             excluded.append(ExcludedArm(name=planned.name, reason=f"not applicable: {planned.reason}"))
             continue
-        budgets = dict(planned.budgets_tokens)
-        if not any(_is_planned(arm, planned.rule, budgets, planned.samples) for arm in (looped if planned.looped else unlooped)):
+        samples = {task: plan.draws(planned, task)[0] for task, _ in planned.budgets_tokens}
+        if not any(_is_planned(arm, planned, samples) for arm in (looped if planned.looped else unlooped)):
             raise TrialError(f"the plan's arm {planned.name} has no complete run; finish the trial before it is judged")
     return tuple(excluded)
 
 
-def _is_planned(arm: Arm, rule: str, budgets: Mapping[str, int], samples: int) -> bool:
-    counts = {len(table.samples) for table in arm.tables.values()}
-    return arm.rule == rule and arm.budgets_tokens == dict(budgets) and counts == {samples}
+def _is_planned(arm: Arm, planned: PlannedArm, samples: Mapping[str, int]) -> bool:
+    counts = {task: len(table.samples) for task, table in arm.tables.items()}
+    return arm.rule == planned.rule and arm.budgets_tokens == dict(planned.budgets_tokens) and counts == dict(samples)
 
 
 def _words(choice: Choice) -> str:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from .loss_values import LossVerdict
 from .plan import Plan
 from .values import TrialError, Verdict
 
@@ -15,6 +16,7 @@ T = TypeVar("T")
 
 VERDICT_FORMAT = "loopwise verdict 1"
 PLAN_FORMAT = "loopwise plan 1"
+LOSS_VERDICT_FORMAT = "loopwise loss verdict 1"
 
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
@@ -29,6 +31,20 @@ def verdict_from_json(value: dict[str, Any]) -> Verdict:
         TrialError: another format, or a field that is missing, unknown or of the wrong type, named.
     """
     return _read(Verdict, value, VERDICT_FORMAT, "verdict")
+
+
+def loss_verdict_to_json(verdict: LossVerdict) -> dict[str, Any]:
+    """The verdict on held-out loss as JSON values."""
+    return {"format": LOSS_VERDICT_FORMAT, **to_json(verdict)}
+
+
+def loss_verdict_from_json(value: dict[str, Any]) -> LossVerdict:
+    """The verdict that `loss_verdict_to_json` wrote.
+
+    Raises:
+        TrialError: as `verdict_from_json`.
+    """
+    return _read(LossVerdict, value, LOSS_VERDICT_FORMAT, "verdict")
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

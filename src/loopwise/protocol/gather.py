@@ -42,6 +42,11 @@ class _Part:
     decoding: _Settings | None
     records: tuple[Record, ...]
 
+    def owns(self, setting: str, value: Any) -> bool:
+        """Whether a setting of the decoding is what the task itself asks for, so that nobody chose it."""
+        own = self.header.get("task_decoding")
+        return isinstance(own, dict) and setting in own and own[setting] == value
+
     @property
     def tasks(self) -> set[str]:
         return {record.task for record in self.records}
@@ -69,10 +74,10 @@ def gather(runs: Sequence[Run], side: Side, cost_ratio: float | None = None) -> 
     """
     parts = [part for run in runs for part in _parts(run, side)]
     budget_key = _budget_keys(parts)
-    groups: dict[Hashable, list[_Part]] = defaultdict(list)
+    groups: dict[tuple[Hashable, ...], list[_Part]] = defaultdict(list)
     for part in parts:
         groups[(part.loops, part.label, part.rule, part.decoding, budget_key(part))].append(part)
-    arms = [_arm(group, cost_ratio) for whole in groups.values() for group in _split(whole)]
+    arms = [_arm(group, cost_ratio) for whole in _joined(groups) for group in _split(whole)]
     return tuple(sorted(arms, key=lambda arm: arm.order))
 
 
@@ -181,6 +186,46 @@ def _split(group: list[_Part]) -> list[list[_Part]]:
     return list(split.values())
 
 
+def _joined(groups: Mapping[tuple[Hashable, ...], list[_Part]]) -> list[list[_Part]]:
+    """Groups that differ only in settings of the decoding which their tasks own are one arm: sampled AIME beside greedy GSM8K."""
+    joined: list[tuple[Hashable, list[_Part]]] = []
+    for (loops, label, rule, _, budget), group in groups.items():
+        key = (loops, label, rule, budget)
+        there = next((parts for known, parts in joined if known == key and _agree([*parts, *group])), None)
+        if there is None:
+            joined.append((key, list(group)))
+        else:
+            there += group
+    return [group for _, group in joined]
+
+
+def _agree(parts: Sequence[_Part]) -> bool:
+    """Whether parts of different tasks decode alike, but for settings that are each task's own."""
+    by_task: dict[str, set[_Settings | None]] = defaultdict(set)
+    values: dict[str, set[Any]] = defaultdict(set)
+    for part in parts:
+        for task in part.tasks:
+            by_task[task].add(part.decoding)
+        for name, value in part.decoding or ():
+            values[name].add(value)
+    differ = {name for name, of in values.items() if len(of) > 1}
+    owned = all(part.owns(name, value) for part in parts for name, value in part.decoding or () if name in differ)
+    known = all(part.header and part.decoding is not None for part in parts)
+    return owned and known and all(len(of) == 1 for of in by_task.values())
+
+
+def _decoding(group: Sequence[_Part]) -> _Settings | None:
+    """The settings of an arm; where its tasks have their own, each task's under a name of its own."""
+    if len({part.decoding for part in group}) == 1:
+        return group[0].decoding
+    values = {(name, task): value for part in group for task in part.tasks for name, value in part.decoding or ()}
+    names = dict.fromkeys(name for name, _ in values)
+    of_name = {name: {task: value for (one, task), value in values.items() if one == name} for name in names}
+    shared = {name: next(iter(of.values())) for name, of in of_name.items() if len(set(of.values())) == 1}
+    own = {f"{name} of {task}": value for name, of in of_name.items() if name not in shared for task, value in sorted(of.items())}
+    return tuple((shared | own).items())
+
+
 def _models_share_seeds(group: list[_Part]) -> bool:
     seen: dict[tuple[str, int], Any] = {}
     for part in group:
@@ -215,7 +260,7 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
         side=first.side,
         loops=first.loops,
         rule=first.rule,
-        decoding=first.decoding,
+        decoding=_decoding(group),
         layer_pass_ratio=ratio,
         model=", ".join(models) or None,
         num_parameters=first.header.get("num_parameters"),

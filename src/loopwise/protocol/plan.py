@@ -31,6 +31,12 @@ class PlannedTask:
     """Ascending; the trial's n-th budget is the n-th of every benchmark (0.5x, 1x, ... of its own default)."""
     reserve_tokens: int
     """What budget forcing keeps for the answer."""
+    samples: int | None = None
+    """Answers per item and seed in both arms of a pair, where the benchmark has a number of its own; None: the plan's."""
+    temperature: float | None = None
+    """Of the pairs' decoding, likewise."""
+    thinking: bool = False
+    """Whether the benchmark is always asked in thinking mode."""
 
     def __post_init__(self) -> None:
         if not self.budgets_tokens or list(self.budgets_tokens) != sorted(set(self.budgets_tokens)) or self.budgets_tokens[0] < 1:
@@ -39,6 +45,10 @@ class PlannedTask:
             )
         if self.reserve_tokens < 0:
             raise TrialError(f"task {self.name}: the reserve is {self.reserve_tokens} tokens; give at least 0")
+        if self.samples is not None and (self.samples < 1 or (self.samples > 1 and not (self.temperature or 0) > 0)):
+            raise TrialError(
+                f"task {self.name}: {self.samples} samples at temperature {self.temperature}; give 1, or several with a temperature"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,14 @@ class Plan:
     def deciding_budgets_tokens(self) -> dict[str, int]:
         """The deciding budget of each benchmark."""
         return {task.name: task.budgets_tokens[self.deciding_budget_index] for task in self.tasks}
+
+    def draws(self, arm: PlannedArm, task: str) -> tuple[int, float]:
+        """Answers per item and seed, and the temperature, of an arm on a benchmark: what the benchmark has of its own comes before
+        the plan's, save in repeated sampling."""
+        own = next(one for one in self.tasks if one.name == task)
+        if arm.purpose == "repeated sampling":
+            return arm.samples, arm.temperature
+        return own.samples or arm.samples, arm.temperature if own.temperature is None else own.temperature
 
     def arms(self) -> tuple[PlannedArm, ...]:
         """Every arm of the trial; those that cannot run say why."""

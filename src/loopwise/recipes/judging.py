@@ -8,16 +8,19 @@ from ..protocol import LargerModel, TrialError, Verdict, judge, plan_from_json, 
 from ..protocol.files import from_json
 from ..records import Run, read_json, read_run, write_json
 from ..report import render
+from .set_judging import SET_PLAN_FILE, judge_set
 
 
 def judge_trial(folder: str | Path) -> Verdict:
-    """Judge a trial's runs by its plan, and write verdict and report anew.
+    """Judge a trial's runs by its plan, and write verdict and report anew; of a trial of a set, all of its verdicts and tables.
 
     Raises:
         TrialError: no plan, a planned arm without a run, or runs that do not belong together.
         RecordsError: a damaged run.
     """
     folder = Path(folder)
+    if (folder / SET_PLAN_FILE).exists():
+        return judge_set(folder)
     plan_file = folder / "plan.json"
     if not plan_file.exists():
         raise TrialError(f"{folder} holds no plan.json; give a folder that loopwise trial wrote")

@@ -210,7 +210,8 @@ def _measuring(
     shape = read_shape(loaded.model.config.to_dict())
     race = Race(error=settings.race_error) if settings.races else None
     scorer = TextScorer(computer, shape, race=race, with_kl=objective.measure == "text+kl")
-    return lambda: TextMeasurer(scorer, ranks), used_documents(mixture, documents)
+    looked = partial(say, "a first look at all candidates")
+    return lambda: TextMeasurer(scorer, ranks, looked=looked), used_documents(mixture, documents)
 
 
 def _own_device(device: str) -> str:

@@ -13,7 +13,18 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cost import ModelShape, read_shape
-from ..data import HELD_OUT_FOLDER, Mixture, MixtureBatches, MixturePlan, PackedSequences, TokenBatch, TokenShards, named_mixture
+from ..data import (
+    HELD_OUT_FOLDER,
+    BatchSource,
+    LaterBatches,
+    Mixture,
+    MixtureBatches,
+    MixturePlan,
+    PackedSequences,
+    TokenBatch,
+    TokenShards,
+    named_mixture,
+)
 from ..data.shards import ALL, INDEX_FILE
 from ..models import load, resolve
 from ..nets import PREFIX, Architecture, LoopedTransformer, named
@@ -49,6 +60,8 @@ class TrainingData:
     """Folders of token shards, of one tokenizer."""
     num_tokens: int
     """Inputs to train on; rounded to whole steps."""
+    skip_tokens: int = 0
+    """Inputs that another run has read of the same data: this one reads what follows. Rounded to whole steps too."""
     batch_tokens: int
     """Inputs of one step, over all processes."""
     sequence_tokens: int
@@ -70,6 +83,8 @@ class TrainingData:
             raise TrainingError(
                 f"a batch of {self.batch_tokens} tokens is no whole number of sequences of {self.sequence_tokens}; give e.g. {nearest}"
             )
+        if self.skip_tokens < 0:
+            raise TrainingError(f"skip_tokens is {self.skip_tokens}; give at least 0")
         if self.num_tokens < 1 or self.held_out_tokens < 1:
             raise TrainingError(f"{self.num_tokens} tokens, {self.held_out_tokens} held out; give at least 1 of each")
 
@@ -83,7 +98,11 @@ class TrainingData:
         """Steps that the tokens make."""
         plan = MixturePlan(self._mixture(), num_sequences=self.num_sequences, sequence_tokens=self.sequence_tokens)
         assert plan.num_steps is not None
-        return plan.num_steps
+        return plan.num_steps - self._skipped_steps
+
+    @property
+    def _skipped_steps(self) -> int:
+        return round(self.skip_tokens / self.batch_tokens)
 
     def open(self) -> tuple[TokenShards, ...]:
         """The shards.
@@ -93,9 +112,9 @@ class TrainingData:
         """
         return tuple(TokenShards.open(folder) for folder in self.folders)
 
-    def batches(self, shards: tuple[TokenShards, ...]) -> MixtureBatches:
+    def batches(self, shards: tuple[TokenShards, ...]) -> BatchSource:
         """What the engine trains on."""
-        return MixtureBatches(
+        whole = MixtureBatches(
             self._mixture(),
             shards,
             num_sequences=self.num_sequences,
@@ -103,6 +122,7 @@ class TrainingData:
             seed=self.seed,
             document_mask=self.document_mask,
         )
+        return LaterBatches(whole, self._skipped_steps) if self._skipped_steps else whole
 
     def held_out_text(self, shards: TokenShards) -> PackedSequences | None:
         """The text that the loss is measured on; None where there is none.
@@ -121,7 +141,7 @@ class TrainingData:
         return PackedSequences(found.select(ALL), name="held-out", **options)
 
     def _mixture(self) -> Mixture:
-        return named_mixture(self.mixture).scaled(self.num_tokens)
+        return named_mixture(self.mixture).scaled(self.skip_tokens + self.num_tokens)
 
 
 def run_training(
@@ -132,6 +152,7 @@ def run_training(
     *,
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
+    first_weights: Path | None = None,
     execution: Execution | None = None,
     reporter: Reporter | None = None,
 ) -> TrainResult:
@@ -140,6 +161,8 @@ def run_training(
     Args:
         seed: of a fresh network's weights.
         changes: fields of a fresh network's architecture; its vocabulary is the shards' unless it is among them.
+        first_weights: the folder of another network with the same parameters, whose weights a fresh one begins with: a loop that is
+            added after pretraining.
 
     Raises:
         TrainingError, DataError, NetError, ModelError: bad input, before anything long begins.
@@ -148,11 +171,13 @@ def run_training(
     execution = execution or Execution()
     shards = data.open()
     source = data.batches(shards)
-    if settings.num_steps != source.num_steps:
-        raise TrainingError(f"num_steps is {settings.num_steps}, the data make {source.num_steps}; give TrainingData.num_steps")
+    if settings.num_steps != data.num_steps:
+        raise TrainingError(f"num_steps is {settings.num_steps}, the data make {data.num_steps}; give TrainingData.num_steps")
     held_out = data.held_out_text(shards[0])
     ranks = join(execution.device)
     net, tokenizer = _model(model, data, settings, execution, ranks, shards[0], seed=seed, changes=changes or {})
+    if first_weights is not None:
+        _begin_with(net, first_weights)
     evaluate = partial(_evaluate, held_out, data, settings, ranks) if held_out else None
     return train(net, source, settings, out, execution=execution, evaluate=evaluate, tokenizer=tokenizer, reporter=reporter)
 
@@ -214,6 +239,22 @@ def _model(
     folder = shards.tokenizer_folder
     tokenizer = None if folder is None else AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return net, tokenizer
+
+
+def _begin_with(net: PreTrainedModel, folder: Path) -> None:
+    """Give a network the weights of another one with the same parameters.
+
+    Raises:
+        TrainingError: parameters that the two do not share.
+        ModelError: no such model.
+    """
+    weights = load(folder, loops="none", dtype="fp32").model.state_dict()
+    own = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if own != there:
+        name = min(name for name in own.keys() | there.keys() if own.get(name) != there.get(name))
+        raise TrainingError(f"{folder}: its {name} is {there.get(name)}, the network's is {own.get(name)}; give one of the same shape")
+    net.load_state_dict(weights)
 
 
 def _estimate(shape: ModelShape, data: TrainingData, settings: TrainSettings, execution: Execution, ranks: Ranks) -> Estimate:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..cost import cost_of, read_shape
 from ..decoding import DecodingRule, read_chat
-from ..evaluation import Parity, check_parity, evaluate
+from ..evaluation import Parity, check_parity, evaluate, task_budget_tokens, task_rule
 from ..loops import Loop, format_loops
 from ..models import Loaded, Source, insert, load, remove, resolve, resolve_loops, trained_loops
 from ..protocol import (
@@ -24,8 +24,8 @@ from ..protocol import (
     make_plan,
     plan_to_json,
 )
-from ..records import Run, read_json, read_run, write_json
-from ..tasks import Task, task_named
+from ..records import Record, Run, read_json, read_run, write_json
+from ..tasks import Task, permit, tasks_named
 from .judging import judge_trial
 from .selection import check_apart, keep_selection, loops_of_study
 
@@ -64,6 +64,8 @@ class TrialSettings:
     batch_size: int = 16
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along."""
+    allow_code_execution: bool = False
+    """Let tasks that need it run the code that the models write, behind walls."""
     dtype: str = "auto"
     device: str = "cpu"
 
@@ -98,7 +100,7 @@ def trial(
     """
     settings = settings or TrialSettings()
     out = Path(out)
-    chosen = [task_named(name) for name in tasks]
+    chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
     for task in chosen:
         task.load(settings.data, settings.limit)  # fails before a model is loaded
     study = settings.placement
@@ -108,12 +110,12 @@ def trial(
     if not checked:
         raise TrialError(f"{model} has no loop; give loops, e.g. '10:14 x2'")
     _check_twin(source, twin)
-    plan = _plan(source, checked, chosen, budgets, settings)
+    plan = plan_trial(source, checked, chosen, budgets, settings)
     keep_selection(out, selection)
-    _keep_plan(out, plan, settings)
+    keep_plan(out, plan, settings)
     looped = load(model, loops=checked, dtype=settings.dtype, device=settings.device)
     other = looped if twin is None else load(twin, loops="none", dtype=settings.dtype, device=settings.device)
-    runner = _Runner(out, plan, {task.name: task for task in chosen}, _Pair(looped, other, checked), settings, progress)
+    runner = ArmRunner(out, plan, {task.name: task for task in chosen}, Pair(looped, other, checked), settings, progress)
     for arm in plan.arms():
         if arm.applicable:
             runner.run(arm)
@@ -133,14 +135,28 @@ def _check_twin(source: Source, twin: str | Path | None) -> None:
         raise TrialError(f"{twin} was trained with loops of its own, {format_loops(others)}; a twin has none: compare the two with judge")
 
 
-def _plan(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], budgets: Sequence[int], settings: TrialSettings) -> Plan:
+def plan_trial(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], budgets: Sequence[int], settings: TrialSettings) -> Plan:
+    """The plan of a trial of one seed, from the model's config.json and the tasks alone.
+
+    Raises:
+        TrialError: a plan that cannot be.
+        CostError: a model whose cost is not known.
+    """
     planned = []
     for task in tasks:
-        own = (task.thinking_budget_tokens if settings.thinking else None) or task.budget_tokens
+        own = task_budget_tokens(task, thinking=settings.thinking)
         multiples = [1] if task.kind == "letters" else sorted({math.ceil(multiple * own) for multiple in BUDGET_MULTIPLES})
         reserve = max(1, task.reserve_tokens)
         planned.append(
-            PlannedTask(name=task.name, version=task.version, budgets_tokens=tuple(budgets or multiples), reserve_tokens=reserve)
+            PlannedTask(
+                name=task.name,
+                version=task.version,
+                budgets_tokens=tuple(budgets or multiples),
+                reserve_tokens=reserve,
+                samples=task.samples if task.samples > 1 else None,
+                temperature=task.temperature if task.temperature > 0 else None,
+                thinking=task.thinking,
+            )
         )
     return make_plan(
         model=source.name,
@@ -158,7 +174,7 @@ def _plan(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], budgets:
     )
 
 
-def _keep_plan(out: Path, plan: Plan, settings: TrialSettings) -> None:
+def keep_plan(out: Path, plan: Plan, settings: TrialSettings) -> None:
     """Write the plan before anything runs; a folder with another plan is refused."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "plan.json"
@@ -177,7 +193,7 @@ def _keep_plan(out: Path, plan: Plan, settings: TrialSettings) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class Pair:
     """The looped model and its twin; of a training-free loop both are the same weights, and the loop goes in and out."""
 
     looped: Loaded
@@ -193,11 +209,11 @@ class _Pair:
         return self.looped if looped else self.twin
 
 
-class _Runner:
+class ArmRunner:
     """Runs planned arms one after the other and keeps count of the work."""
 
     def __init__(
-        self, out: Path, plan: Plan, tasks: dict[str, Task], pair: _Pair, settings: TrialSettings, progress: Progress | None
+        self, out: Path, plan: Plan, tasks: dict[str, Task], pair: Pair, settings: TrialSettings, progress: Progress | None
     ) -> None:
         self.out = out
         self.plan = plan
@@ -214,7 +230,7 @@ class _Runner:
     def work(self, arm: PlannedArm) -> float:
         """Layer passes times tokens at most: what the time left is estimated from."""
         ratio = self.plan.layer_pass_ratio if arm.looped else 1.0
-        return sum(ratio * arm.samples * budget for _, budget in arm.budgets_tokens)
+        return sum(ratio * self.plan.draws(arm, name)[0] * budget for name, budget in arm.budgets_tokens)
 
     def deciding_twin(self) -> PlannedArm:
         """The twin's arm that the first test rests on."""
@@ -239,7 +255,7 @@ class _Runner:
                 out=where / _folder_name(name) if len(self.tasks) > 1 else where,
                 rule=self.rule(arm, task),
                 budget_tokens=budget,
-                samples=arm.samples,
+                samples=self.plan.draws(arm, name)[0],
                 seed=self.settings.seed,
                 limit=self.plan.limit,
                 data=self.settings.data,
@@ -253,8 +269,9 @@ class _Runner:
 
     def rule(self, arm: PlannedArm, task: Task) -> DecodingRule:
         names = arm.rule.split("+")
-        return DecodingRule(
-            temperature=arm.temperature,
+        return task_rule(
+            task,
+            temperature=self.plan.draws(arm, task.name)[1],
             budget_forcing="budget-forcing" in names,
             repetition_stop="repetition-stop" in names,
             reserve_tokens=max(1, task.reserve_tokens),
@@ -271,7 +288,9 @@ class _Runner:
             model, tokenizer = self.pair.ready(looped=arm.looped)
             chat = read_chat(model, tokenizer)
             items = task.load(self.settings.data, self.plan.limit)
-            self.parities[key] = check_parity(model, [chat.encode(item.prompt, thinking=self.settings.thinking) for item in items])
+            thinking = self.settings.thinking or task.thinking
+            asked = [item.asked(in_chat=chat.template is not None) for item in items]
+            self.parities[key] = check_parity(model, [chat.encode(item.prompt, thinking=thinking) for item in asked])
             if self.progress:
                 self.progress(label, 1.0, 1.0)
         return self.parities[key]
@@ -294,12 +313,17 @@ class _Runner:
                 "arm": arm.name,
                 "batch_sizes": [self.plan.batch_size, size],
                 "num_answers": len(changed),
-                "changed_texts": sum(a.text != b.text for a, b in changed),
+                "changed_texts": sum(_text_of(a) != _text_of(b) for a, b in changed),
                 "changed_answers": sum(a.answer != b.answer for a, b in changed),
                 "changed_grades": sum(a.correct != b.correct for a, b in changed),
                 "accuracy_points": 100 * sum(b.correct - a.correct for a, b in changed) / len(changed),
             },
         )
+
+
+def _text_of(record: Record) -> str | None:
+    """An answer's text, or its hash where the text may not be kept."""
+    return record.extra.get("text_sha256") if record.text is None else record.text
 
 
 def _runs_below(folder: Path) -> list[Run]:

@@ -20,7 +20,7 @@ from ..placement import Candidate, PlacementError, Space
 from ..records import CandidateResult, Run, Study, read_json, read_study, write_json
 from ..report import render_study
 from ..stats import RankCorrelation, score_accuracy_rho
-from ..tasks import Item, Task, task_named
+from ..tasks import Item, Task, permit, task_named
 from .placement import PlaceSettings, Progress
 from .selection import check_apart
 from .validation_values import ValidatedPlacement, Validation, ValidationSettings
@@ -52,7 +52,7 @@ def validate(
     settings, folder = settings or ValidationSettings(), Path(study)
     if len(set(tasks)) != len(tasks) or not tasks:
         raise PlacementError(f"tasks are {', '.join(tasks) or 'none'}; give one or more different ones")
-    chosen = [task_named(name) for name in tasks]
+    chosen = [permit(task_named(name), False) for name in tasks]  # runs no code of a model
     items = [task.load(settings.data, settings.limit, settings.split) for task in chosen]
     for task in chosen:
         _rule(task).check_budget(_budget(task, settings))

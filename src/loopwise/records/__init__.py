@@ -1,5 +1,7 @@
 """Results on disk: runs of graded answers, and studies of where a loop goes. Append-only, resumable, no torch."""
 
+from .curves import CurveError, LossCurve, read_curve
+from .losses import LOSS_FORMAT, LossRecord, LossRun, LossTotals, read_loss_records, read_loss_run, total_of
 from .runs import (
     REQUIRED_FIELDS,
     STOP_REASONS,
@@ -27,9 +29,15 @@ from .study import (
 from .study_writing import StudyWriter, TraceWriter, check_study
 
 __all__ = [
+    "LOSS_FORMAT",
     "REQUIRED_FIELDS",
     "STOP_REASONS",
     "CandidateResult",
+    "CurveError",
+    "LossCurve",
+    "LossRecord",
+    "LossRun",
+    "LossTotals",
     "Record",
     "RecordsError",
     "Run",
@@ -44,10 +52,14 @@ __all__ = [
     "check_search_name",
     "check_study",
     "parse_record",
+    "read_curve",
     "read_json",
+    "read_loss_records",
+    "read_loss_run",
     "read_losses",
     "read_records",
     "read_run",
     "read_study",
+    "total_of",
     "write_json",
 ]

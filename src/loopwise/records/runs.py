@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -176,8 +176,11 @@ class RunWriter:
 
     UNBOUND = ("started", "parity")
 
-    def __init__(self, folder: str | Path, header: dict[str, Any]) -> None:
+    def __init__(self, folder: str | Path, header: dict[str, Any], *, read: Callable[[Path], tuple[Any, ...]] = read_records) -> None:
         """Open ``folder``; ``done`` then holds the records already there.
+
+        Args:
+            read: reads the file of records; those have a ``key`` and ``to_json()``, as `Record` has.
 
         Raises:
             RecordsError: the folder holds another run (the first differing field is named), or damaged records.
@@ -192,6 +195,7 @@ class RunWriter:
         else:
             write_json(header_file, header)
         self.header = header
+        self._read = read
         self.file = self.folder / "records.jsonl"
         self._handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -209,8 +213,8 @@ class RunWriter:
         except BlockingIOError:
             raise RecordsError(f"{self.folder}: another process is writing this run; wait for it, or give another --out") from None
 
-    def _check_unique(self) -> set[tuple[str, str, int, int]]:
-        keys: set[tuple[str, str, int, int]] = set()
+    def _check_unique(self) -> set[tuple[Any, ...]]:
+        keys: set[tuple[Any, ...]] = set()
         for record in self.done:
             if record.key in keys:
                 raise RecordsError(f"{self.file}: record {record.key} is there twice; keep one of the lines, or repeat the run")
@@ -225,7 +229,7 @@ class RunWriter:
                     "give a new --out or repeat the old settings"
                 )
 
-    def _repair(self) -> tuple[Record, ...]:
+    def _repair(self) -> tuple[Any, ...]:
         """The records there; the cut last line of a killed write is dropped from the file."""
         if not self.file.exists() or self.file.stat().st_size == 0:
             return ()
@@ -233,9 +237,9 @@ class RunWriter:
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self.file, len(whole))
-        return read_records(self.file) if whole.strip() else ()
+        return self._read(self.file) if whole.strip() else ()
 
-    def append(self, records: Iterable[Record]) -> None:
+    def append(self, records: Iterable[Any]) -> None:
         """Write records and flush them to the disk.
 
         Raises:

@@ -2,7 +2,8 @@
 written.
 """
 
+from .losses import render_losses
 from .placement import render_study
 from .render import ReportFiles, render
 
-__all__ = ["ReportFiles", "render", "render_study"]
+__all__ = ["ReportFiles", "render", "render_losses", "render_study"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..protocol import Plan, Verdict
+from ..protocol import Plan, PlannedTask, Verdict
 from .blocks import Cell, Row, Table, columns, row
 from .labels import execution_order, rule_words
 from .numbers import MEASURE_NAMES, UNKNOWN, count, known_number, points, ratio, scaled, yes_no
@@ -243,6 +243,7 @@ def plan_table(verdict: Verdict, plan: Plan | None) -> Table:
         longer = "none" if plan.longer_twin_ratio is None else f"{plan.longer_twin_ratio:g}× the deciding budget"
         draws = "greedy" if plan.temperature == 0 else f"temperature {plan.temperature:g}"
         decoding = f"{draws}, {count(plan.samples)} per item and seed, thinking {'on' if plan.thinking else 'off'}"
+        decoding += "".join(f"; {one.name}: {words}" for one in plan.tasks if (words := _own_draws(one)))
         rows += [
             row("Planned items", limit),
             row("Planned budgets (tokens)", budgets),
@@ -259,6 +260,13 @@ def plan_table(verdict: Verdict, plan: Plan | None) -> Table:
         columns=columns("What", "Value"),
         rows=tuple(rows),
     )
+
+
+def _own_draws(task: PlannedTask) -> str:
+    """How a benchmark is decoded by its own settings; empty where it has none."""
+    words = [] if task.samples is None else [f"{count(task.samples)} per item and seed"]
+    words += [] if task.temperature is None else [f"temperature {task.temperature:g}"]
+    return ", ".join(words + (["thinking on"] if task.thinking else []))
 
 
 def excluded_table(verdict: Verdict) -> Table | None:

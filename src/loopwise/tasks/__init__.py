@@ -3,35 +3,88 @@
 A task is added by writing its file and one line in `TASKS`.
 """
 
+from collections.abc import Sequence
+
+from .aime import AIME24, AIME25
 from .arc_challenge import ARC_CHALLENGE
+from .bbh import BBH, SUBTASKS, bbh_of
+from .bfcl import BFCL, bfcl_of
+from .code_answers import CODE_RULES
+from .commonsense_qa import COMMONSENSE_QA
+from .gpqa import GPQA_DIAMOND
 from .grading import RULES
-from .gsm8k import GSM8K
+from .gsm8k import GSM8K, GSM8K_THINKING
+from .humaneval import HUMANEVAL
 from .ladder import LADDER, ladder_of
 from .math500 import MATH500
+from .math_full import MATH
+from .mbpp import MBPP
+from .mmlu_pro import MMLU_PRO
 from .problems import worked_text
+from .sandbox import SandboxError, permit, wall_facts
 from .values import Grade, Item, Kind, Task, TaskError
 
 TASKS: dict[str, Task] = {
     "ladder": LADDER,
     "gsm8k": GSM8K,
+    "gsm8k_thinking": GSM8K_THINKING,
     "math500": MATH500,
+    "math": MATH,
+    "aime24": AIME24,
+    "aime25": AIME25,
+    "gpqa_diamond": GPQA_DIAMOND,
+    "bbh": BBH,
+    "bfcl_v3": BFCL,
+    "humaneval": HUMANEVAL,
+    "mbpp": MBPP,
     "arc_challenge": ARC_CHALLENGE,
+    "commonsense_qa": COMMONSENSE_QA,
+    "mmlu_pro": MMLU_PRO,
 }
 """Every task by its name."""
 
+PARTS = {"ladder": ladder_of, "bbh": bbh_of, "bfcl_v3": bfcl_of}
+"""Tasks of which parts can be chosen behind a colon."""
+
 
 def task_named(name: str) -> Task:
-    """A task of `TASKS`, or the ladder with chosen rungs, as in ``ladder:2-4``.
+    """A task of `TASKS`, or chosen parts of one, as in ``ladder:2-4``, ``bbh:snarks`` or ``bfcl_v3:simple,parallel``.
 
     Raises:
         TaskError: no task has that name.
     """
     if name in TASKS:
         return TASKS[name]
-    base, colon, rungs = name.partition(":")
-    if base == "ladder" and colon:
-        return ladder_of(rungs)
-    raise TaskError(f"no task is named {name!r}; tasks are {', '.join(TASKS)}, and ladder:RUNGS such as ladder:2-4")
+    base, colon, parts = name.partition(":")
+    if base in PARTS and colon:
+        return PARTS[base](parts)
+    parted = "parts are chosen as in ladder:2-4, bbh:snarks or bfcl_v3:simple,parallel"
+    raise TaskError(f"no task is named {name!r}; tasks are {', '.join(TASKS)}; {parted}")
 
 
-__all__ = ["RULES", "TASKS", "Grade", "Item", "Kind", "Task", "TaskError", "task_named", "worked_text"]
+def tasks_named(names: Sequence[str]) -> tuple[Task, ...]:
+    """Several tasks; ``bbh:each`` is every subtask as a task of its own, whose mean is the macro mean over them.
+
+    Raises:
+        TaskError: as `task_named`.
+    """
+    spread = [one for name in names for one in ([f"bbh:{subtask}" for subtask in SUBTASKS] if name == "bbh:each" else [name])]
+    return tuple(task_named(name) for name in spread)
+
+
+__all__ = [
+    "CODE_RULES",
+    "RULES",
+    "TASKS",
+    "Grade",
+    "Item",
+    "Kind",
+    "SandboxError",
+    "Task",
+    "TaskError",
+    "permit",
+    "task_named",
+    "tasks_named",
+    "wall_facts",
+    "worked_text",
+]

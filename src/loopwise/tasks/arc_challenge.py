@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from .grading import grade_letter
+from .options import LETTERS, PROMPT, labelled_options, lettered, option_texts
 from .rows import Row, Source, checked_items, read_rows
 from .values import Grade, Item, Task
 
 SOURCE = Source(folder="arc_challenge", hub="allenai/ai2_arc", config="ARC-Challenge")
-PROMPT = "{question}\n{options}\nAnswer with the letter of the right option."
-LETTERS = "ABCDEFGHIJ"
 
 
 def load(data: Path | None, limit: int | None, split: str) -> tuple[Item, ...]:
@@ -24,28 +23,20 @@ def load(data: Path | None, limit: int | None, split: str) -> tuple[Item, ...]:
 def _item(row: Row, position: str) -> Item:
     question = row.text("question").strip()
     choices, gold = _choices(row)
-    options = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
     name = str(row.values.get("id", position))
-    return Item(name=name, prompt=PROMPT.format(question=question, options=options), gold=LETTERS[gold], choices=choices)
+    return Item(name=name, prompt=PROMPT.format(question=question, options=lettered(choices)), gold=LETTERS[gold], choices=choices)
 
 
 def _choices(row: Row) -> tuple[tuple[str, ...], int]:
     """The option texts and the gold one's position."""
     choices = row.values.get("choices")
-    gold: object
     if isinstance(choices, dict):
-        texts, labels, key = choices.get("text"), choices.get("label"), row.text("answerKey")
-        if not isinstance(labels, list) or key not in labels:
-            raise row.error("answerKey", f"is {key!r}, which is none of the labels {labels!r}")
-        gold = labels.index(key)
-    else:
-        texts, gold = choices, row.values.get("gold", -1)
-    if not isinstance(texts, list) or not 2 <= len(texts) <= len(LETTERS) or not all(isinstance(t, str) and t.strip() for t in texts):
-        raise row.error("choices", f"is {str(choices)[:40]!r}; give 2 to {len(LETTERS)} option texts" if choices else "is missing")
+        return labelled_options(row, "choices", choices)
+    texts, gold = option_texts(row, "choices", choices), row.values.get("gold", -1)
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(texts):
         what = f"is {gold!r}; give the position of one of the {len(texts)} choices"
         raise row.error("gold", what if "gold" in row.values else "is missing")
-    return tuple(text.strip() for text in texts), gold
+    return texts, gold
 
 
 def grade(item: Item, text: str) -> Grade:

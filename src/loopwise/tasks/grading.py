@@ -22,6 +22,8 @@ RULES = {
     "math-verify": "math-verify compared the two expressions",
     "killed": "math-verify did not come to an end, or the answer is too long to ask it; counted as wrong",
     "letter": "an option's letter was compared",
+    "text": "the answer was compared as text, without regard to case, blanks and commas",
+    "calls": "the answer was read as function calls and compared with the right ones, or with none",
 }
 """Every rule a grade can name."""
 

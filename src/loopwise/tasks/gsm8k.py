@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .grading import grade_number
@@ -47,3 +48,6 @@ GSM8K = Task(
     loader=load,
     grader=grade,
 )
+
+GSM8K_THINKING = replace(GSM8K, name="gsm8k_thinking", thinking=True, budget_tokens=4096)
+"""Thinking-mode GSM8K: the same items and grading with the template's thinking, at its own budget (no-free-loop, A.4 and Table 11)."""

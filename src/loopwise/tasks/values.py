@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,12 +22,18 @@ class Item:
     """Unique within the task, equal on every machine."""
     prompt: str
     """The text of the one user turn, instruction included."""
+    completion: str | None = None
+    """What a model without a chat template is given to go on with; None where it is given the prompt."""
     gold: str
     """The right answer: a number, LaTeX, or an option's letter."""
     choices: tuple[str, ...] | None = None
     """The option texts in the order of their letters; None for a task that generates."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the source says of it: level, subject, rung."""
+
+    def asked(self, *, in_chat: bool) -> Item:
+        """This item as it is asked: without a chat template its completion is the prompt, where it has one."""
+        return self if in_chat or self.completion is None else replace(self, prompt=self.completion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +65,31 @@ class Task:
     answer_opener: str
     """What budget forcing inserts to open the final answer of a model without thinking tags, or what stands before the letter."""
     splits: tuple[str, ...] = ("test",)
+    samples: int = 1
+    """Answers per item where nobody asks for another number, averaged per item; the same in both arms of a pair."""
+    temperature: float = 0.0
+    """Of the decoding where nobody asks for another one; 0 is greedy."""
+    thinking: bool = False
+    """Whether the task is always asked in the chat template's thinking mode."""
+    private: bool = False
+    """Whether nothing of its items or of what is written about them may come to the disk in plain text: records hold the answers'
+    lengths and hashes."""
     from_templates: bool = False
     """Whether different items share wording by design, so that a few words in common do not make one item another."""
+    executes_code: bool = False
+    """Whether grading runs what a model wrote."""
+    code_allowed: bool = False
+    """Whether it may: `sandbox.permit` says so, for whoever asked for it."""
     loader: Callable[[Path | None, int | None, str], tuple[Item, ...]] = field(repr=False)
     """Takes the checked arguments of `load`."""
     grader: Callable[[Item, str], Grade] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or not self.temperature >= 0 or (self.samples > 1 and not self.temperature > 0):
+            raise TaskError(
+                f"task {self.name}: {self.samples} samples at temperature {self.temperature:g}; "
+                "give at least 1 sample, and a temperature above 0 for several"
+            )
 
     def load(self, data: Path | str | None = None, limit: int | None = None, split: str = "test") -> tuple[Item, ...]:
         """The first ``limit`` items of a split, all without a limit.
@@ -84,5 +110,17 @@ class Task:
 
         A chat template that opens the thinking inside the prompt leaves no opening tag in the answer: put it back in front of
         ``text``, or an unfinished thought would be read as the answer.
+
+        Raises:
+            TaskError: that would run what a model wrote, and has not been allowed.
         """
+        if self.executes_code and not self.code_allowed:
+            raise TaskError(self.refusal())
         return self.grader(item, text)
+
+    def refusal(self) -> str:
+        """Why a task that runs what a model wrote is not run, and how it is."""
+        return (
+            f"task {self.name} runs the code that a model writes; give --allow-code-execution (in Python allow_code_execution=True) "
+            "if it may, behind the walls of docs/code-execution.md"
+        )

@@ -117,16 +117,18 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def check_spread(model: nn.Module, settings: TrainSettings, execution: Execution, ranks: Ranks) -> None:
+def check_spread(model: nn.Module, settings: TrainSettings, execution: Execution, ranks: Ranks, *, own_objective: bool = False) -> None:
     """Check that a model can be spread as asked.
 
     Raises:
-        TrainingError: FSDP2 with one process, with Muon, or with a model that is none of ``loopwise.nets``.
+        TrainingError: FSDP2 with one process, with Muon, with an objective of its own, or with a model that is none of ``loopwise.nets``.
     """
     if not execution.fsdp:
         return
     if ranks.size == 1:
         raise TrainingError("fsdp shards over several processes, and this is the only one; start it with torchrun, or leave fsdp out")
+    if own_objective:
+        raise TrainingError("fsdp with an objective of its own: the weights are whole only within the loss; leave fsdp out")
     if settings.optimizer == "muon":
         raise TrainingError("muon with fsdp: on sharded rows of a matrix it is another optimizer; use adamw, or leave fsdp out")
     if not isinstance(model, LoopedTransformer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,27 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data import BatchSource, TokenBatch
 from ..nets.model import LoopedTransformer
 from ..nets.recurrence import Depth
+from .adapters import adapter_of
 from .checkpoints import keep_newest, load_checkpoint, newest_checkpoint, save_checkpoint
 from .distributed import Ranks, adding_up, check_spread, full_tensor, join, replicate, settle, shard
 from .feeding import Fed, Feeder
-from .flops import StepFlops, step_flops
-from .losses import LossModule, loss_in_forward, to_device
+from .flops import step_flops
+from .losses import loss_in_forward, to_device
 from .metrics import MetricsWriter, StepMetrics, peak_flops, read_evaluations, read_metrics
+from .objectives import LossModule, NextToken, Objective, StepContext
 from .optimizers import fill_gradients, make_optimizers, optimizer_tensors, parameter_groups, set_learning_rates
 from .preparing import check_memory, check_model, compute_settings, draw_seed, peak_memory_bytes, prepare, run_header
 from .reporting import Reporter, Silent, State, TrainResult, duration
-from .saving import MODEL_FOLDER, bind_header, lock, save_model
-from .settings import Execution, TrainingError, TrainSettings
+from .saving import ADAPTER_FOLDER, MODEL_FOLDER, bind_header, lock, save_model
+from .settings import DivergedError, Execution, TrainingError, TrainSettings
 
 Evaluate = Callable[[PreTrainedModel, int], dict[str, float]]
 """Called on every process with the model and the number of updates made; gives named numbers, the same on all."""
 
 _TIMED_STEPS = 3
 """Steps after which the time left is told; the first of them, which compiles and warms up, does not count."""
+_LOSS = ""
+"""Where the loss stands among the sums of a micro-batch: no term has this name."""
 
 
 def train(
@@ -41,6 +45,7 @@ def train(
     settings: TrainSettings,
     out: str | Path,
     *,
+    objective: Objective | None = None,
     execution: Execution | None = None,
     evaluate: Evaluate | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -49,7 +54,11 @@ def train(
     """Train a model, in place and in fp32 weights; the same call goes on where a killed one stopped.
 
     Under torchrun every process makes this call with the same arguments. ``out`` gets ``run.json`` (what binds the run),
-    ``metrics.jsonl``, ``checkpoints/`` and, at the end, ``model/``.
+    ``metrics.jsonl``, ``checkpoints/`` and, at the end, ``model/``, or ``adapter/`` of a model with an adapter. What does not require
+    gradients stays as it is: no optimizer and no checkpoint holds it.
+
+    Args:
+        objective: what a step minimises; None is the next token's loss.
 
     Raises:
         TrainingError: bad input, before anything long begins; ``out`` holds another run; a loss or gradient that is not finite,
@@ -59,11 +68,11 @@ def train(
     execution, out = execution or Execution(), Path(out)
     ranks = join(execution.device)
     reporter = reporter if reporter is not None and ranks.rank == 0 else Silent()
-    check_spread(model, settings, execution, ranks)
+    check_spread(model, settings, execution, ranks, own_objective=objective is not None)
     check_model(model, source, settings, ranks)
-    flops = step_flops(model)
-    reporter.note(check_memory(model, source, settings, execution, ranks, flops))
-    header = run_header(model, source, settings)
+    minimised = objective or NextToken()
+    reporter.note(check_memory(model, source, settings, execution, ranks, minimised))
+    header = run_header(model, source, settings, objective)
 
     def claim() -> int:
         handle = lock(out)
@@ -77,7 +86,7 @@ def train(
     handle = ranks.from_first(claim)
     try:
         with compute_settings(settings, execution, ranks):
-            return _Run(model, source, settings, execution, out, ranks, flops, reporter).train(evaluate, tokenizer)
+            return _Run(model, source, settings, minimised, execution, out, ranks, reporter).train(evaluate, tokenizer)
     finally:
         if ranks.rank == 0:
             os.close(handle)
@@ -91,24 +100,26 @@ class _Run:
         model: PreTrainedModel,
         source: BatchSource,
         settings: TrainSettings,
+        objective: Objective,
         execution: Execution,
         out: Path,
         ranks: Ranks,
-        flops: StepFlops | None,
         reporter: Reporter,
     ) -> None:
         self.model, self.source, self.settings, self.execution = model, source, settings, execution
-        self.out, self.ranks, self.flops, self.reporter = out, ranks, flops, reporter
+        self.objective, self.out, self.ranks, self.reporter = objective, out, ranks, reporter
+        self.flops = step_flops(model)
         groups = parameter_groups(model, settings.optimizer)
         prepare(model, settings, execution, ranks.device)
         if execution.fsdp:
             assert isinstance(model, LoopedTransformer)
             shard(model, loss_in_forward, ranks, bf16=settings.dtype == "bf16")
-        self.module = LossModule(model) if execution.fsdp else replicate(LossModule(model), model, settings, ranks)
+        module = LossModule(model, objective)
+        self.module = module if execution.fsdp else replicate(module, model, settings, ranks)
         self.optimizers = make_optimizers(model, groups, settings)
         self.parameters = [parameter for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]]
         self.peak = peak_flops(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None
-        self.state = State(step=0, tokens=0, flops=None if flops is None else 0.0, seconds=0.0)
+        self.state = State(step=0, tokens=0, flops=None if self.flops is None else 0.0, seconds=0.0)
 
     def train(self, evaluate: Evaluate | None, tokenizer: PreTrainedTokenizerBase | None) -> TrainResult:
         """Go on from the newest checkpoint to the end."""
@@ -132,7 +143,7 @@ class _Run:
             feeder.close()
             if writer:
                 writer.close()
-        folder = self.out / MODEL_FOLDER
+        folder = self.out / (MODEL_FOLDER if adapter_of(self.model) is None else ADAPTER_FOLDER)
         if first_step < num_steps or not self.ranks.from_first(folder.is_dir):
             save_model(self.out, self.model, tokenizer, self.ranks)
         found = self.ranks.from_first(lambda: (read_metrics(self.out), read_evaluations(self.out).get(num_steps, {})))
@@ -150,12 +161,14 @@ class _Run:
         if not fed.num_targets:
             raise TrainingError(f"step {step + 1}: batch {fed.hash[:16]} has no target; give longer sequences or leave document masks out")
         learning_rate = set_learning_rates(self.optimizers, self.settings, step)
-        depth = self._depth(step)
+        depth, passes = self._depth(step), self._passes(step)
         size = self.execution.micro_batch_sequences or len(fed.rows)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        sums: dict[str, Tensor] = {}
         for places, batch in fed.micro_batches(size):
-            loss_sum += self._backward(step, fed, places, batch, depth)
-        loss = float(self.ranks.sum(loss_sum)) / fed.num_targets
+            for name, value in self._backward(step, fed, places, batch, depth, passes).items():
+                sums[name] = sums[name] + value if name in sums else value
+        terms = self._per_target(sums, fed)
+        loss = terms.pop(_LOSS)
         self._check_finite("loss", loss, step, fed)
         fill_gradients(self.optimizers)
         norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)))
@@ -165,7 +178,7 @@ class _Run:
             optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - began
         tokens = self.source.num_sequences * self.source.sequence_tokens
-        spent = self.flops.per_token(depth) * tokens if self.flops else None
+        spent = self._flops_per_token(depth, passes) * tokens if self.flops else None
         self.state = State(
             step=step + 1,
             tokens=self.state.tokens + tokens,
@@ -184,20 +197,38 @@ class _Run:
             tokens_per_second=tokens / seconds,
             mfu=spent / seconds / (self.peak * self.ranks.size) if spent and self.peak and self.settings.dtype == "bf16" else None,
             memory_bytes=peak_memory_bytes(self.ranks.device),
+            passes=passes,
+            terms=terms,
         )
 
-    def _backward(self, step: int, fed: Fed, places: range, batch: TokenBatch, depth: Depth | None) -> Tensor:
-        """Gradients of one micro-batch, normalised by the targets of the whole batch; returns its summed loss."""
+    def _backward(
+        self, step: int, fed: Fed, places: range, batch: TokenBatch, depth: Depth | None, passes: int | None
+    ) -> dict[str, Tensor]:
+        """Gradients of one micro-batch, normalised by the targets of the whole batch; returns its sums, the loss among them."""
         inputs, targets, arguments = to_device(batch, self.ranks.device)
         if depth is not None:
             arguments = arguments | self._depth_arguments(depth, fed.rows[places.start : places.stop])
-        torch.manual_seed(draw_seed(self.settings.seed, step, fed.rows[places.start]))
+        context = StepContext(
+            step=step,
+            num_steps=self.settings.num_steps,
+            seed=self.settings.seed,
+            first_row=fed.rows[places.start],
+            num_targets=fed.num_targets,
+            passes=passes,
+        )
+        torch.manual_seed(draw_seed(context.seed, step, context.first_row))
         with adding_up(self.module, self.model, last=places.stop == len(fed.rows)):
             with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.settings.dtype == "bf16"):
-                loss: Tensor = self.module(inputs, targets, **arguments)
+                loss, terms = self.module(inputs, targets, arguments, context)
             # DDP and FSDP2 take the mean over processes
             (loss * (self.ranks.size / fed.num_targets)).backward()
-        return loss.detach()
+        return {name: value.detach().double() for name, value in {**terms, _LOSS: loss}.items()}
+
+    def _per_target(self, sums: Mapping[str, Tensor], fed: Fed) -> dict[str, float]:
+        """Sums over all processes, divided by the targets of the whole batch, under their names."""
+        names = sorted(sums)
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names])).tolist()
+        return {name: total / fed.num_targets for name, total in zip(names, totals, strict=True)}
 
     def _depth(self, step: int) -> Depth | None:
         """The depth of a step, the same on all processes; None for a model that has none to choose."""
@@ -206,6 +237,15 @@ class _Run:
         if self.settings.recurrence is None:
             return Depth(num_loops=self.model.model.arch.num_loops)
         return self.settings.recurrence.draw(seed=self.settings.seed, step=step, num_sequences=self.source.num_sequences)
+
+    def _passes(self, step: int) -> int | None:
+        """The passes of a step's inserted loops, the same on all processes; None is the loops as they were put in."""
+        schedule, settings = self.settings.passes, self.settings
+        return None if schedule is None else schedule.draw(seed=settings.seed, step=step, num_steps=settings.num_steps)
+
+    def _flops_per_token(self, depth: Depth | None, passes: int | None) -> float:
+        assert self.flops is not None
+        return self.flops.of_forwards(self.objective.forwards(passes)) if depth is None else self.flops.per_token(depth)
 
     def _depth_arguments(self, depth: Depth, rows: range) -> dict[str, Any]:
         depths = None if depth.depths is None else torch.tensor([depth.depths[row] for row in rows], device=self.ranks.device)
@@ -217,12 +257,13 @@ class _Run:
         kept = self.ranks.from_first(lambda: newest_checkpoint(self.out, self.reporter.note))
         safe = f"the last good checkpoint is {kept[0]}" if kept else "there is no checkpoint yet"
         batch = f"batch {fed.hash[:16]} (metrics before it are in {self.out})"
-        raise TrainingError(f"step {step + 1}: the {what} is {value} on {batch}; {safe}; try a lower learning rate in a new --out")
+        raise DivergedError(f"step {step + 1}: the {what} is {value} on {batch}; {safe}; try a lower learning rate in a new --out")
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds."""
+        """Everything that a checkpoint holds: what is trained, and nothing that is frozen."""
         settle(self.model)
-        parameters = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        trained = (named for named in self.model.named_parameters() if named[1].requires_grad)
+        parameters = {f"model.{name}": parameter.detach() for name, parameter in trained}
         saved = self.model.state_dict()
         buffers = {f"model.{name}": buffer for name, buffer in self.model.named_buffers() if name in saved}
         state = optimizer_tensors(self.model, self.optimizers)

@@ -54,12 +54,14 @@ def estimate(
     sequence_tokens: int,
     num_ranks: int = 1,
     loops: Iterable[Loop] = (),
+    num_trained: int | None = None,
 ) -> Estimate:
     """What a run would take, from the model's shape alone.
 
     Args:
         num_sequences: of a step, over all processes.
         loops: of a model that loops were put into; a network of ``loopwise.nets`` has its own.
+        num_trained: parameters that are trained, beside frozen ones; None: all of the model's.
 
     Raises:
         TrainingError: rows that cannot be shared out evenly.
@@ -71,14 +73,15 @@ def estimate(
     matrices = sum(layer.matrix_parameters for layer in shape.layers)
     shared = num_ranks if execution.fsdp else 1
     bf16 = settings.dtype == "bf16"
-    moments = 2 * shape.num_parameters - (matrices if settings.optimizer == "muon" else 0)
+    trained = shape.num_parameters if num_trained is None else num_trained
+    moments = 2 * trained - (matrices if settings.optimizer == "muon" else 0)
     chunk = min(1 << 24, rows * sequence_tokens * shape.vocab_size)
     tokens = settings.num_steps * num_sequences * sequence_tokens
     loops = tuple(loops)
     return Estimate(
         weights_bytes=_FP32 * shape.num_parameters // shared + (2 * (matrices + shape.head_parameters) if bf16 else 0),
         # DDP averages gradients in buckets, which the gradients are views of
-        gradients_bytes=_FP32 * shape.num_parameters // shared,
+        gradients_bytes=_FP32 * trained // shared,
         optimizer_bytes=_FP32 * moments // shared,
         activations_bytes=activation_bytes(shape, rows * sequence_tokens, settings, execution, loops),
         head_bytes=3 * _FP32 * chunk + _FP32 * shape.head_parameters,

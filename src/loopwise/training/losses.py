@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..nets.configuration import MODEL_TYPE
 from .distributed import LOSS_METHOD, Ranks
 from .settings import TrainingError
 
-PLAIN_HEADS = frozenset({MODEL_TYPE, "llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"})
+PLAIN_HEADS = frozenset({MODEL_TYPE, "llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "olmo2", "olmo3", "smollm3"})
 """The ``model_type`` of models whose logits are their hidden states times the head's matrix and nothing else (no bias, cap or scale)."""
 
 _CHUNK_LOGITS = 1 << 24
@@ -40,10 +40,16 @@ def summed_loss(model: nn.Module, input_ids: Tensor, targets: Tensor, **argument
 def loss_in_forward(model: Any, input_ids: Tensor, targets: Tensor, **arguments: Any) -> Tensor:
     """`summed_loss`, where the weights are whole."""
     if model.config.model_type in PLAIN_HEADS:
-        hidden = model.model(input_ids, use_cache=False, **arguments).last_hidden_state
+        hidden = head_inputs(model, input_ids, arguments)
         return head_loss(hidden.flatten(0, 1), model.lm_head.weight, targets.flatten())
     logits = model(input_ids, use_cache=False, **arguments).logits
     return chunked_loss(_logits_loss, logits.flatten(0, 1), targets.flatten())
+
+
+def head_inputs(model: Any, input_ids: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """What a plain head reads, [rows, tokens, d_model]."""
+    hidden: Tensor = model.model(input_ids, use_cache=False, **arguments).last_hidden_state
+    return hidden
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -75,14 +81,23 @@ def chunked_loss(loss: Callable[[Tensor, Tensor], Tensor], rows: Tensor, targets
 
     Where gradients are kept, a chunk's logits are not: they are made again.
     """
-    size = max(_CHUNK_LOGITS // (width or rows.shape[1]), 1)
     total = torch.zeros((), device=rows.device)
-    for chunk, chosen in zip(rows.split(size), targets.split(size), strict=True):
-        if torch.is_grad_enabled():
-            total = total + checkpoint(loss, chunk, chosen, use_reentrant=False, preserve_rng_state=False)
-        else:
-            total = total + loss(chunk, chosen)
+    for part in in_chunks(loss, rows, targets, width=width or rows.shape[1]):
+        total = total + part
     return total
+
+
+def in_chunks(make: Callable[..., Tensor], *rows: Tensor, width: int) -> Iterator[Tensor]:
+    """What ``make`` gives for each chunk of rows, of which one tensor of ``width`` columns has at most `_CHUNK_LOGITS` numbers.
+
+    Where gradients are kept, nothing within ``make`` is: it is called again.
+    """
+    size = max(_CHUNK_LOGITS // width, 1)
+    for chunk in zip(*(part.split(size) for part in rows), strict=True):
+        if torch.is_grad_enabled():
+            yield checkpoint(make, *chunk, use_reentrant=False, preserve_rng_state=False)
+        else:
+            yield make(*chunk)
 
 
 def _logits_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -95,18 +110,6 @@ def _core_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return core(hidden, weight, targets, ignore_index=NO_LOSS, reduction="sum", options=options)
 
 
-class LossModule(nn.Module):
-    """`summed_loss` as a module: what DDP wraps."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, targets: Tensor, **arguments: Any) -> Tensor:
-        """As `summed_loss`."""
-        return summed_loss(self.model, input_ids, targets, **arguments)
-
-
 def to_device(batch: TokenBatch, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Inputs, targets and what else the model takes of a batch, as tensors."""
     tensors = [torch.from_numpy(array) for array in (batch.input_ids, batch.targets, batch.positions) if array is not None]
@@ -114,6 +117,41 @@ def to_device(batch: TokenBatch, device: torch.device) -> tuple[Tensor, Tensor, 
         tensors = [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
     inputs, targets, *rest = tensors
     return inputs, targets, {"position_ids": rest[0]} if rest else {}
+
+
+@torch.no_grad()
+def row_losses(
+    model: nn.Module, batches: Iterable[TokenBatch], *, num_loops: int | None = None, dtype: str = "fp32"
+) -> tuple[list[float], list[int]]:
+    """The summed loss of every row of held-out batches in nats, and its targets: what paired intervals are made of.
+
+    Args:
+        num_loops: of a network of ``loopwise.nets``; None is its own.
+        dtype: ``fp32``, or ``bf16`` for autocast.
+    """
+    arguments: dict[str, Any] = {} if num_loops is None else {"num_loops": num_loops}
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    sums: list[float] = []
+    counts: list[int] = []
+    try:
+        for batch in batches:
+            inputs, targets, more = to_device(batch, device)
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16"):
+                sums += [float(loss) for loss in _losses_by_row(model, inputs, targets, more | arguments)]
+            counts += (targets != NO_LOSS).sum(dim=1).tolist()
+    finally:
+        model.train(was_training)
+    return sums, counts
+
+
+def _losses_by_row(model: Any, inputs: Tensor, targets: Tensor, arguments: dict[str, Any]) -> list[Tensor]:
+    if model.config.model_type in PLAIN_HEADS:
+        hidden = model.model(inputs, use_cache=False, **arguments).last_hidden_state
+        return [head_loss(one, model.lm_head.weight, wanted) for one, wanted in zip(hidden, targets, strict=True)]
+    logits = model(inputs, use_cache=False, **arguments).logits
+    return [_logits_loss(one, wanted) for one, wanted in zip(logits, targets, strict=True)]
 
 
 @torch.no_grad()

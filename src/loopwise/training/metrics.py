@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class StepMetrics:
     step: int
     """Counted from 1: updates made, this one included."""
     loss: float
-    """Nats per target over the whole batch, before the update."""
+    """Nats per target over the whole batch, before the update; of another objective than the next token's, its value per target."""
     lr: float
     grad_norm: float
     """Before clipping."""
@@ -50,6 +50,10 @@ class StepMetrics:
     """Model FLOPs (matrix products, no attention scores) per second over the devices' peak in bf16; None where one is not known."""
     memory_bytes: int
     """The most that was held so far, on the GPU, or by the process on a CPU."""
+    passes: int | None = None
+    """Of the loops put into the model, where they are drawn; None is as they were put in."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """What an objective of its own is made of, per target."""
 
     @property
     def repeatable(self) -> dict[str, Any]:

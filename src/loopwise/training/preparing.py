@@ -7,8 +7,10 @@ import os
 import resource
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,15 +19,19 @@ from transformers import PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from ..data import NO_LOSS, BatchSource
-from ..models import decoder_layers, loops_of, model_hash
+from ..loops import with_passes
+from ..models import decoder_layers, inserted_loops, loops_of, model_hash
 from ..nets.model import LoopedTransformer
+from .adapters import adapter_of
 from .distributed import Ranks
-from .estimate import check_fits, estimate, system_memory_bytes
-from .flops import StepFlops
+from .estimate import Estimate, activation_bytes, check_fits, estimate, system_memory_bytes
+from .flops import StepFlops, step_flops
+from .objectives import Objective
 from .settings import Execution, TrainingError, TrainSettings
 
 COMPILED_KINDS = 64
-"""Kinds of blocks that are compiled at most, by their structure, their input's shape, and whether gradients are kept."""
+"""Kinds of blocks that are compiled at most, by their structure, their input's shape, and whether gradients are kept; kinds of depth
+reads, by their number of sources, too. Further ones run as they are."""
 
 
 def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSettings, ranks: Ranks) -> None:
@@ -43,6 +49,8 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
         raise TrainingError(f"the batches have tokens beyond the model's vocabulary of {vocabulary}; give text of its own tokenizer")
     if first.positions is not None and "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise TrainingError(f"{type(model).__name__}: linear attention carries its state over documents; pack without document masks")
+    if settings.passes is not None and not inserted_loops(model):
+        raise TrainingError(f"passes are for a model that loops were put into, and this {type(model).__name__} has none; leave passes out")
     if settings.recurrence is None:
         return
     if not isinstance(model, LoopedTransformer):
@@ -56,15 +64,23 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
 
 
 def check_memory(
-    model: PreTrainedModel, source: BatchSource, settings: TrainSettings, execution: Execution, ranks: Ranks, flops: StepFlops | None
+    model: PreTrainedModel,
+    source: BatchSource,
+    settings: TrainSettings,
+    execution: Execution,
+    ranks: Ranks,
+    objective: Objective,
 ) -> str:
     """What the run will take, in words.
 
     Raises:
         TrainingError: it cannot fit.
     """
+    flops = step_flops(model)
     if flops is None:
         return f"what a {model.config.model_type} costs is not known: memory and FLOPs are not estimated"
+    parameters = list(model.parameters())
+    trained = [parameter.numel() for parameter in parameters if parameter.requires_grad]
     needed = estimate(
         flops.shape,
         settings,
@@ -73,13 +89,45 @@ def check_memory(
         sequence_tokens=source.sequence_tokens,
         num_ranks=ranks.size,
         loops=loops_of(model),
+        num_trained=None if len(trained) == len(parameters) else sum(trained),
     )
+    rows = len(ranks.rows(source.num_sequences))
+    rows = min(rows, execution.micro_batch_sequences or rows)
+    if not isinstance(model, LoopedTransformer):
+        needed = _with_objective(needed, model, rows * source.sequence_tokens, settings, execution, flops, objective)
     available = available_bytes(ranks.device)
     if available is not None and model.device.type == ranks.device.type:
         available += sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # held already
-    rows = len(ranks.rows(source.num_sequences))
-    check_fits(needed, available, min(rows, execution.micro_batch_sequences or rows))
+    check_fits(needed, available, rows)
     return needed.words()
+
+
+def _with_objective(
+    needed: Estimate,
+    model: PreTrainedModel,
+    num_tokens: int,
+    settings: TrainSettings,
+    execution: Execution,
+    flops: StepFlops,
+    objective: Objective,
+) -> Estimate:
+    """What every forward pass of the objective takes, at the passes that the steps will draw; ``num_tokens`` are a micro-batch's."""
+    drawn = _drawn_passes(settings)
+    loops = inserted_loops(model)
+
+    def kept_bytes(passes: int | None) -> int:
+        ran = (loops if each is None else with_passes(loops, each) for each, kept in objective.forwards(passes) if kept)
+        return sum(activation_bytes(flops.shape, num_tokens, settings, execution, each) for each in ran)
+
+    of_steps = sum(count * flops.of_forwards(objective.forwards(passes)) for passes, count in drawn.items())
+    return replace(needed, activations_bytes=max(map(kept_bytes, drawn)), flops=of_steps * needed.tokens / settings.num_steps)
+
+
+def _drawn_passes(settings: TrainSettings) -> Counter[int | None]:
+    """How many of a run's steps draw each number of passes; None is the loops as they were put in."""
+    if settings.passes is None:
+        return Counter({None: settings.num_steps})
+    return Counter(settings.passes.draw(seed=settings.seed, step=step, num_steps=settings.num_steps) for step in range(settings.num_steps))
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -98,15 +146,18 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def run_header(model: PreTrainedModel, source: BatchSource, settings: TrainSettings) -> dict[str, Any]:
-    """What a run is bound to; library versions stand beside it."""
+def run_header(model: PreTrainedModel, source: BatchSource, settings: TrainSettings, objective: Objective | None) -> dict[str, Any]:
+    """What a run is bound to; library versions stand beside it. Frozen parameters are bound by the hash of all."""
     if isinstance(model, LoopedTransformer):
         config = model.model.arch.as_config()
     else:
         config = {"model_type": model.config.model_type, "loops": [str(loop) for loop in loops_of(model)]}
     identity = {"config": config, "first_weights": model_hash(model)}
+    if (adapter := adapter_of(model)) is not None:
+        identity["adapter"] = adapter.to_json()
     versions = {"torch": torch.__version__, "transformers": transformers_version}
-    return {"settings": settings.to_json(), "data": source.identity, "model": identity, "versions": versions}
+    header = {"settings": settings.to_json(), "data": source.identity, "model": identity, "versions": versions}
+    return header if objective is None else header | {"objective": objective.to_json()}
 
 
 def prepare(model: PreTrainedModel, settings: TrainSettings, execution: Execution, device: torch.device) -> None:
@@ -122,6 +173,8 @@ def prepare(model: PreTrainedModel, settings: TrainSettings, execution: Executio
         layers: list[nn.Module] = list(model.model.layers) if is_net else list(decoder_layers(model))
         for block in [branch for layer in layers for branch in layer.children()] if is_net else layers:
             block.compile()
+        if is_net:
+            model.model.design.compile_reads()
     if settings.dtype == "bf16":
         embedding = model.get_input_embeddings()
         assert isinstance(embedding, nn.Module)
@@ -148,7 +201,8 @@ def compute_settings(settings: TrainSettings, execution: Execution, ranks: Ranks
 
 
 def _compiling(execution: Execution) -> AbstractContextManager[Any]:
-    """Attention and MLP of all layers are compiled as one function of transformers', beyond the number of kinds that torch expects."""
+    """Attention and MLP of all layers are compiled as one function of transformers', and depth reads of any number of sources as one of
+    ours: more kinds of each than torch expects."""
     if not execution.compile:
         return nullcontext()
     import torch._dynamo  # takes longer to import than all else here

@@ -17,12 +17,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..models import save
 from ..nets.model import LoopedTransformer
 from ..records import write_json
+from .adapters import adapter_of, save_adapter
 from .distributed import Ranks, full_tensor
 from .settings import TrainingError, first_difference
 
 HEADER_FILE = "run.json"
 MODEL_FOLDER = "model"
+ADAPTER_FOLDER = "adapter"
 _UNBOUND = ("versions",)
+
+
+class RunBusyError(TrainingError):
+    """Another process trains in the folder."""
 
 
 def bind_header(out: Path, header: Mapping[str, Any]) -> None:
@@ -52,7 +58,7 @@ def lock(out: Path) -> int:
     """Keep other processes from training in the folder, until this one ends or closes the handle.
 
     Raises:
-        TrainingError: another process does.
+        RunBusyError: another process does.
     """
     out.mkdir(parents=True, exist_ok=True)
     handle = os.open(out / "lock", os.O_WRONLY | os.O_CREAT, 0o644)
@@ -60,24 +66,30 @@ def lock(out: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise TrainingError(f"{out}: another process is training here; wait for it, or give another --out") from None
+        raise RunBusyError(f"{out}: another process is training here; wait for it, or give another --out") from None
     return handle
 
 
 def save_model(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, ranks: Ranks) -> Path:
     """Write the model as a Hugging Face folder, ``OUT/model``; all processes take part where it is sharded.
 
+    Of a model with an adapter, that alone, as PEFT writes it: ``OUT/adapter``.
+
     Raises:
         OSError: it cannot be written.
     """
-    folder = out / MODEL_FOLDER
+    has_adapter = adapter_of(model) is not None
+    folder = out / (ADAPTER_FOLDER if has_adapter else MODEL_FOLDER)
     plain = _whole(model, ranks)
 
     def write() -> None:
-        part = folder.with_name(MODEL_FOLDER + ".part")
+        part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         assert plain is not None
-        save(plain, tokenizer, part)
+        if has_adapter:
+            save_adapter(plain, part)
+        else:
+            save(plain, tokenizer, part)
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 

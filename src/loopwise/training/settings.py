@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ..nets.recurrence import Recurrence
+from .pass_schedule import PassSchedule
 from .schedules import Schedule
 
 Optimizer = Literal["adamw", "muon"]
@@ -16,6 +17,10 @@ Dtype = Literal["fp32", "bf16"]
 
 class TrainingError(ValueError):
     """A run that cannot be, or cannot go on: the message names the thing, the value and the remedy in one line."""
+
+
+class DivergedError(TrainingError):
+    """A loss or gradient became something else than a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,8 @@ class TrainSettings:
     """Of what is drawn in training: the depth of every step, and the random first state of input-injected loops."""
     recurrence: Recurrence | None = None
     """The number of loops of each step, for networks of ``loopwise.nets``; None is the network's own ``num_loops``."""
+    passes: PassSchedule | None = None
+    """The passes of each step, for models that loops were put into; None is the loops as they were put in."""
     optimizer: Optimizer = "adamw"
     """``muon`` takes the matrices of attention and MLP; all else is AdamW's (ARLoop's code base, Parcae's: MuonAdamW)."""
     learning_rate: float = 1e-3
@@ -80,6 +87,8 @@ class TrainSettings:
         for name in ("final_factor", "cooldown_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}; give a number in [0, 1]")
+        if self.recurrence is not None and self.passes is not None:
+            raise TrainingError("recurrence is for networks of nets:..., passes for loops put into a model; leave one of them out")
         if self.warmup_steps >= self.num_steps > 1:
             raise TrainingError(f"warmup_steps is {self.warmup_steps} of {self.num_steps} steps; give fewer, or train longer")
 

@@ -1,4 +1,4 @@
-"""Parcae's transition between loops, in a flat loop: a learned decay, with or without the embedding injected anew."""
+"""Parcae's transition between loops: a learned decay, with or without what entered the first loop injected anew."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _INITIAL_DECAY = math.sqrt(1 / 5)
 class Parcae(PreNorm):
     """Before every loop but the first: h <- Abar h + Delta (B N_e(e)); within loops pre-norm (Parcae, arXiv 2604.12946, and its code).
 
+    e is what enters the first loop: the embedding in a flat loop, the prelude's output where a span loops (Parcae's own form).
     Delta = softplus(dt_bias), A = exp(A_log), Abar = exp(-Delta A): a decay in (0, 1) for every channel, sqrt(1/5) at first.
     B starts as the identity; the input's gain is Delta B (Euler's), as in the code. Without injection the bracket is gone. That the
     transition acts only between loops, without a random state and without C, is a guess: one loop then is pre-norm, as ARLoop's
@@ -40,11 +41,11 @@ class Parcae(PreNorm):
         delta = F.softplus(self.dt_bias.to(dtype))
         return torch.exp(-delta * torch.exp(self.A_log.to(dtype))), delta
 
-    def injection(self, embedding: Tensor) -> Tensor | None:
+    def injection(self, entry: Tensor) -> Tensor | None:
         """Delta (B N_e(e))."""
         if not self.injects:
             return None
-        return F.linear(self.input_norm(embedding), self.B) * self.decay()[1].to(embedding.dtype)
+        return F.linear(self.input_norm(entry), self.B) * self.decay()[1].to(entry.dtype)
 
     def between_loops(self, state: Tensor, injected: Tensor | None) -> Tensor:
         """The decayed state, and the injection."""

@@ -37,8 +37,8 @@ class PreNorm(ResidualDesign):
         """The state that the next loop starts from."""
         return state
 
-    def injection(self, embedding: Tensor) -> Tensor | None:
-        """What `between_loops` adds, computed once a forward pass; None where it adds nothing."""
+    def injection(self, entry: Tensor) -> Tensor | None:
+        """What `between_loops` adds, computed once a forward pass from what enters the first loop; None where it adds nothing."""
         return None
 
 
@@ -46,9 +46,9 @@ class StateStream:
     """A stream whose state is one tensor [batch, tokens, d_model], which damped and injected loops read and write."""
 
     def __init__(self, design: PreNorm, embedding: Tensor, num_loops: int, depths: Tensor | None) -> None:
-        self.state = embedding
-        self._design, self._num_loops, self._depths = design, num_loops, depths
-        self._injected = design.injection(embedding) if num_loops > 1 else None
+        self.state, self.depths = embedding, depths
+        self._design, self._num_loops = design, num_loops
+        self._injected: Tensor | None = None
 
     def read(self, site: Site) -> Tensor:
         """The sublayer's input."""
@@ -58,6 +58,10 @@ class StateStream:
         """Update the state of the sequences that still run."""
         self.replace(self._design.updated(site, self.state, branch), site.loop)
 
+    def begin_loops(self) -> None:
+        """Keep what the loops are given anew of the state that enters them."""
+        self._injected = self._design.injection(self.state) if self._num_loops > 1 else None
+
     def end_loop(self, loop: int) -> None:
         """What acts before the next loop, for the sequences that will run it."""
         if loop < self._num_loops:
@@ -65,7 +69,7 @@ class StateStream:
 
     def replace(self, state: Tensor, loop: int) -> None:
         """Take ``state`` for the sequences that run loop ``loop``; the others keep theirs."""
-        mask = running(self._depths, loop)
+        mask = running(self.depths, loop)
         self.state = state if mask is None else torch.where(mask, state, self.state)
 
     def output(self) -> Tensor:

@@ -1,0 +1,230 @@
+"""A set's trial judged by its plan: the two tests for each pair of twins, and tables of the controls. No torch.
+
+An unlooped control is a candidate of a pair's second test where its training took no more than the looped model's: "training only the
+twin longer is not a fair test of the loop" (no-free-loop, B.2), while equal training compute is (A.2). Longer trained ones are shown
+beside it. Looped controls of equal cost have a table against the looped model, as test depths have one against the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import stats
+from ..protocol import Bootstrap, Comparison, LargerModel, Plan, TrialError, Verdict, judge, plan_from_json, verdict_to_json
+from ..protocol.arms import Arm
+from ..protocol.contrast import Contrasts
+from ..protocol.files import from_json
+from ..protocol.gather import gather
+from ..protocol.words import interval, p_text, points
+from ..records import Run, read_json, read_run, write_json
+from ..report import render
+from .learning_members import EQUAL_FLOPS, LOOPED, TWIN
+
+SET_PLAN_FILE, SET_VERDICT_FILE, SET_REPORT_FILE = "set_plan.json", "set_verdict.json", "set_report.md"
+PAIRS_FOLDER = "pairs"
+FORMAT = "loopwise-set-trial/1"
+_SAME_FLOPS = 1.001
+"""Training FLOPs within this factor are equal: steps are whole."""
+
+TriedRole = Literal["looped", "twin", "equal-flops", "placement", "depth"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedMember:
+    """A member of a set as a trial evaluates it."""
+
+    name: str
+    """Also the name of its folder under ``runs/``."""
+    member: str
+    """Of the set."""
+    role: TriedRole
+    """``depth`` is the looped member at another number of passes."""
+    loops: str
+    """``none`` without a loop."""
+    token_factor: float
+    training_flops: float | None
+    """What it was charged, what it began with included, on average over seeds."""
+    every_arm: bool
+    """Whether it runs every arm of the plan's; else those under the deciding rule at the plan's budgets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTrialPlan:
+    """What a set's trial evaluates beside what its ``plan.json`` fixes."""
+
+    folder: str
+    """Of the set."""
+    seeds: tuple[int, ...]
+    members: tuple[TriedMember, ...]
+    left_out: Mapping[str, str]
+    """Members that are not evaluated, and why."""
+
+    def candidates(self, looped: TriedMember) -> tuple[TriedMember, ...]:
+        """The unlooped members that are candidates of a looped one's second test beside its own twin."""
+        others = [one for one in self.members if one.role in (TWIN, EQUAL_FLOPS) and one != self.twin_of(looped)]
+        return tuple(one for one in others if one.role == EQUAL_FLOPS or trained_no_more(one, looped))
+
+    def twin_of(self, looped: TriedMember) -> TriedMember | None:
+        """The unlooped member that was trained identically."""
+        return next((one for one in self.members if one.role == TWIN and one.token_factor == looped.token_factor), None)
+
+    def named(self, name: str) -> TriedMember:
+        """A member by its name."""
+        return next(one for one in self.members if one.name == name)
+
+
+def trained_no_more(one: TriedMember, looped: TriedMember) -> bool:
+    """Whether an unlooped member's training took at most the looped one's: by FLOPs, or by tokens where they are not known."""
+    if one.training_flops is None or looped.training_flops is None:
+        return one.token_factor <= looped.token_factor
+    return one.training_flops <= _SAME_FLOPS * looped.training_flops
+
+
+def set_plan_to_json(plan: SetTrialPlan) -> dict[str, Any]:
+    """As plain JSON values."""
+    return {"format": FORMAT, **asdict(plan), "seeds": list(plan.seeds), "members": [asdict(one) for one in plan.members]}
+
+
+def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
+    """What `set_plan_to_json` wrote.
+
+    Raises:
+        TrialError: something else.
+    """
+    try:
+        if values["format"] != FORMAT:
+            raise TrialError(f"{file}: format {values['format']!r} is not {FORMAT!r}; try the set in a new --out")
+        members = tuple(TriedMember(**one) for one in values["members"])
+        return SetTrialPlan(folder=str(values["folder"]), seeds=tuple(values["seeds"]), members=members, left_out=dict(values["left_out"]))
+    except (KeyError, TypeError) as error:
+        raise TrialError(f"{file}: damaged ({type(error).__name__}: {str(error)[:80]}); try the set in a new --out") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRow:
+    """The looped model against a looped control, the twin against a test depth, or the looped model against a longer trained twin."""
+
+    table: Literal["placements", "depths", "longer twins"]
+    ours: str
+    other: str
+    loops: str
+    """Of the control."""
+    comparison: Comparison
+    holm_p: float
+    """Over the rows of the table."""
+
+
+def judge_set(folder: str | Path) -> Verdict:
+    """Judge every pair of a set's trial by its plan and compare the controls; writes verdicts, reports and tables anew.
+
+    Returns:
+        The verdict of the loop under test; those of longer trained pairs lie under ``pairs/``.
+
+    Raises:
+        TrialError: no plan, a planned arm without a run, or runs that do not belong together.
+        RecordsError: a damaged run.
+    """
+    folder = Path(folder)
+    plan = plan_from_json(read_json(folder / "plan.json"))
+    tested = set_plan_from_json(read_json(folder / SET_PLAN_FILE), folder / SET_PLAN_FILE)
+    larger_file = folder / "larger.json"
+    larger = from_json(LargerModel, read_json(larger_file), str(larger_file)) if larger_file.exists() else None
+    runs = {one.name: _runs_of(folder, one) for one in tested.members}
+    verdicts = {}
+    for looped in (one for one in tested.members if one.role == LOOPED):
+        twin = tested.twin_of(looped)
+        assert twin is not None  # the set's plan has both or neither
+        unlooped = [run for one in tested.candidates(looped) for run in runs[one.name]]
+        verdict = judge(looped=runs[looped.name], twin=runs[twin.name], unlooped=unlooped, plan=plan, larger=larger)
+        where = folder if looped.name == LOOPED else folder / PAIRS_FOLDER / looped.name
+        where.mkdir(parents=True, exist_ok=True)
+        write_json(where / "verdict.json", verdict_to_json(verdict))
+        render(verdict, where, plan=plan, headers=[run.header for run in (*runs[looped.name], *runs[twin.name], *unlooped)])
+        verdicts[looped.name] = verdict
+    rows = _control_rows(tested, runs, plan)
+    values = {"pairs": {name: one.sentence for name, one in verdicts.items()}, "controls": [asdict(row) for row in rows]}
+    write_json(folder / SET_VERDICT_FILE, values)
+    (folder / SET_REPORT_FILE).write_text(set_report(tested, verdicts, rows), encoding="utf-8")
+    return verdicts[LOOPED]
+
+
+def _runs_of(folder: Path, member: TriedMember) -> list[Run]:
+    found = [read_run(header.parent) for header in sorted((folder / "runs" / member.name).rglob("header.json"))]
+    if not found:
+        raise TrialError(f"{folder / 'runs' / member.name}: the planned member has no run; finish the trial before it is judged")
+    return found
+
+
+def _control_rows(tested: SetTrialPlan, runs: Mapping[str, Sequence[Run]], plan: Plan) -> tuple[ControlRow, ...]:
+    contrasts = Contrasts(Bootstrap(resamples=plan.resamples, seed=plan.resampling_seed, resampling=plan.resampling))
+    looped = tested.named(LOOPED)
+    fair = tested.candidates(looped)
+    longer = [one for one in tested.members if one.role == TWIN and one.token_factor > 1 and one not in fair]
+    tables: dict[Literal["placements", "depths", "longer twins"], list[tuple[str, str, TriedMember]]] = {
+        "placements": [(LOOPED, one.name, one) for one in tested.members if one.role == "placement"],
+        "depths": [(one.name, TWIN, one) for one in tested.members if one.role == "depth"],
+        "longer twins": [(LOOPED, one.name, one) for one in longer],
+    }
+    rows = []
+    for table, pairs in tables.items():
+        found = [contrasts.of(_deciding(runs[ours], plan), _deciding(runs[other], plan), with_seeds=True) for ours, other, _ in pairs]
+        adjusted = stats.holm([one.comparison.p_value for one in found]) if found else []
+        for (ours, other, member), one, p in zip(pairs, found, adjusted, strict=True):
+            rows.append(ControlRow(table=table, ours=ours, other=other, loops=member.loops, comparison=one.comparison, holm_p=float(p)))
+    return tuple(rows)
+
+
+def _deciding(runs: Sequence[Run], plan: Plan) -> Arm:
+    """The arm under the plan's deciding rule and budget.
+
+    Raises:
+        TrialError: it has no complete run.
+    """
+    side: Literal["looped", "twin"] = "looped" if runs[0].header.get("looped") else "twin"
+    budgets = plan.deciding_budgets_tokens()
+    arms = [arm for arm in gather(runs, side) if arm.rule in (plan.deciding_rule, "plain" if _letters(runs) else None)]
+    found = [arm for arm in arms if arm.budgets_tokens == budgets]
+    if not found:
+        raise TrialError(f"{runs[0].source}: there is no run under {plan.deciding_rule} at {budgets}; finish the trial before it is judged")
+    return found[0]
+
+
+def _letters(runs: Sequence[Run]) -> bool:
+    return all(run.header.get("rule") == "letters" for run in runs)
+
+
+_TITLES = {
+    "placements": "Looped controls of equal cost: the loop under test against the same recipe with its loop elsewhere",
+    "depths": "Test depths: the looped model at other numbers of passes against its twin",
+    "longer twins": "Shown, never deciding: the loop under test against twins that were trained longer than it (not a fair test, B.2)",
+}
+
+
+def set_report(tested: SetTrialPlan, verdicts: Mapping[str, Verdict], rows: Sequence[ControlRow]) -> str:
+    """The set's tables as Markdown."""
+    lines = [f"# The set {tested.folder}, seeds {', '.join(map(str, tested.seeds))}", ""]
+    for name, verdict in verdicts.items():
+        looped = tested.named(name)
+        candidates = ", ".join(one.name for one in tested.candidates(looped))
+        where = "report.html" if name == LOOPED else f"{PAIRS_FOLDER}/{name}/report.html"
+        lines += [f"## {name}: {verdict.verdict}", "", verdict.sentence, ""]
+        lines += [f"Unlooped candidates beside its twin: {candidates or 'none'}. Report: {where}", ""]
+    for table, title in _TITLES.items():
+        if of_table := [row for row in rows if row.table == table]:
+            lines += [f"## {title}", "", *_table(of_table), ""]
+    lines += [f"- left out, {name}: {reason}" for name, reason in tested.left_out.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(rows: Sequence[ControlRow]) -> list[str]:
+    lines = ["| first | second | loops | first % | second % | difference, points | p (Holm) | seeds ahead |"]
+    lines.append("| --- | --- | --- | ---: | ---: | --- | --- | ---: |")
+    for row in rows:
+        c = row.comparison
+        cells = (row.ours, row.other, row.loops, f"{c.looped_percent:.1f}", f"{c.other_percent:.1f}")
+        difference = f"{points(c.delta_points)} {interval(c.ci95)}"
+        lines.append("| " + " | ".join((*cells, difference, p_text(row.holm_p), f"{c.seeds_favouring} of {len(c.seeds)}")) + " |")
+    return lines

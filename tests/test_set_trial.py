@@ -1,0 +1,169 @@
+"""The trial of a set: every member and seed evaluated, each pair judged, controls in their tables; killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learning_sets import chat_model, chats, tiny_set
+from loopwise.cli import main
+from loopwise.protocol import TrialError, verdict_from_json
+from loopwise.recipes.judging import judge_trial
+from loopwise.recipes.learning import learn
+from loopwise.recipes.learning_members import Controls
+from loopwise.recipes.set_judging import SetTrialPlan, TriedMember, trained_no_more
+from loopwise.recipes.set_trial import plan_members, set_trial
+from loopwise.recipes.trial import TrialSettings
+from loopwise.records import read_run
+
+CONTROLS = Controls(names=("equal-flops", "relocated", "x2"))
+QUICK = TrialSettings(rules=("plain",), limit=2, dtype="fp32")
+TRIAL: dict[str, Any] = dict(tasks=("ladder",), budgets=(4,), settings=QUICK)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned")
+    model, data = chat_model(folder / "model"), chats(folder / "chats.jsonl")
+    learn(tiny_set(model, data, folder / "set", seeds=(0, 1), tokens=96, controls=CONTROLS))
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    learn(tiny_set(chat_model(folder / "model"), chats(folder / "chats.jsonl"), folder / "set", tokens=96))
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def tried(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trial")
+    set_trial(trained, out=out, depths=(1, 3), **TRIAL)
+    return out
+
+
+def test_every_member_and_seed_answers_with_its_training_seed(tried: Path) -> None:
+    headers = [file.parent for file in sorted((tried / "runs").rglob("header.json"))]
+    found = {name: [one for one in headers if one.relative_to(tried / "runs").parts[0] == name] for name in _names(tried)}
+    arms = {name: len({folder.parent.name for folder in folders}) for name, folders in found.items()}
+    every = ("looped", "twin", "equal-flops", "relocated", "looped-x2", "twin-x2", "looped-k1", "looped-k3")
+    assert arms == dict.fromkeys(every, 1) | {"twin": 2, "twin-x2": 2}  # those of pairs run at 1.25 times the budget too
+    for folder in headers:
+        run, seed = read_run(folder), int(folder.name.removeprefix("seed-"))
+        assert {record.seed for record in run.records} == {seed} and len(run.records) == 2
+        member = folder.relative_to(tried / "runs").parts[0]
+        assert f"/{member.removesuffix('-k1').removesuffix('-k3')}/seed-{seed}/model" in run.header["model"]
+        assert run.header["looped"] == (member in ("looped", "looped-x2", "relocated", "looped-k3"))
+    assert {read_run(folder).header["loops"] for folder in found["looped-k3"]} == {"2:4 x3 damped beta=0.5"}
+
+
+def _names(tried: Path) -> list[str]:
+    return [one["name"] for one in json.loads((tried / "set_plan.json").read_text())["members"]]
+
+
+def test_each_pair_is_judged_with_the_candidates_that_were_trained_no_more(tried: Path) -> None:
+    verdict = verdict_from_json(json.loads((tried / "verdict.json").read_text()))
+    assert verdict.seeds == (0, 1) and verdict.deciding_by == "plan" and not verdict.training_free
+    assert {arm.name.rpartition("-plain")[0] for arm in verdict.arms} == {"looped", "twin", "equal-flops"}
+    longer = verdict_from_json(json.loads((tried / "pairs" / "looped-x2" / "verdict.json").read_text()))
+    assert {arm.name.rpartition("-plain")[0] for arm in longer.arms} == {"looped-x2", "twin-x2", "twin", "equal-flops"}
+    assert (tried / "report.html").exists() and (tried / "pairs" / "looped-x2" / "report.html").exists()
+    rows = json.loads((tried / "set_verdict.json").read_text())["controls"]
+    assert [(row["table"], row["ours"], row["other"]) for row in rows] == [
+        ("placements", "looped", "relocated"),
+        ("depths", "looped-k1", "twin"),
+        ("depths", "looped-k3", "twin"),
+        ("longer twins", "looped", "twin-x2"),
+    ]
+    text = (tried / "set_report.md").read_text()
+    assert "Unlooped candidates beside its twin: equal-flops." in text and "never deciding" in text
+
+
+def test_a_trial_goes_on_and_is_judged_again_to_the_same(small: Path, tmp_path: Path) -> None:
+    set_trial(small, out=tmp_path, **TRIAL)
+    files = {file: file.read_bytes() for file in sorted((tmp_path / "runs").rglob("records.jsonl"))}
+    verdict = (tmp_path / "verdict.json").read_bytes()
+    cut, kept = list(files)[:2]
+    cut.write_bytes(b"".join(files[cut].splitlines(keepends=True)[:1]))
+    with pytest.raises(ValueError, match=r"item .* is (missing|there)"):
+        judge_trial(tmp_path)
+    set_trial(small, out=tmp_path, **TRIAL)
+    assert kept.read_bytes() == files[kept] and _answers(cut.read_bytes()) == _answers(files[cut])
+    assert _numbers((tmp_path / "verdict.json").read_bytes()) == _numbers(verdict)
+    with pytest.raises(TrialError, match="holds a trial of a set whose plan has another members"):
+        set_trial(small, out=tmp_path, depths=(1,), **TRIAL)
+
+
+def _answers(content: bytes) -> set[Any]:
+    records = [json.loads(line) for line in content.splitlines()]
+    return {((r["task"], r["item"], r["seed"], r["sample"]), r.get("answer"), r["correct"]) for r in records}
+
+
+def _numbers(content: bytes) -> Any:
+    values = json.loads(content)
+    return values["sentence"], values["equal_parameters"]["delta_points"]
+
+
+def test_what_does_not_belong_is_refused_or_left_out(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrialError, match="leave out --placement, --noise-floor and --seed"):
+        set_trial(trained, out=tmp_path / "x", **TRIAL | {"settings": replace(QUICK, noise_floor=True)})
+    results = {name: trained / name / "seed-1" / "result.json" for name in ("relocated", "twin-x2", "looped")}
+    kept = {file: file.read_text() for file in results.values()}
+    try:
+        for name in ("relocated", "twin-x2"):
+            results[name].write_text(json.dumps({"failed": "step 2: the loss is nan", "again": False}))
+        plan = plan_members(trained)
+        assert [one.name for one in plan.members] == ["looped", "twin", "equal-flops"]
+        assert plan.left_out == {"relocated": "failed with seed 1", "twin-x2": "failed with seed 1", "looped-x2": "its twin failed"}
+        results["looped"].write_text(json.dumps({"failed": "step 2: the loss is nan", "again": False}))
+        assert plan_members(trained).seeds == (0,)
+        results["looped"].unlink()
+        with pytest.raises(TrialError, match="looped, seed 1, is not done; finish the set"):
+            plan_members(trained)
+    finally:
+        for file, text in kept.items():
+            file.write_text(text)
+
+
+def test_twins_that_read_other_batches_are_no_fair_test(trained: Path) -> None:
+    file = trained / "twin" / "seed-0" / "metrics.jsonl"
+    before = file.read_text()
+    try:
+        file.write_text(before.replace('"batch_hash": "', '"batch_hash": "0'))
+        with pytest.raises(TrialError, match=r"twin other batches than .* there is no fair test"):
+            plan_members(trained)
+    finally:
+        file.write_text(before)
+
+
+def test_longer_training_of_the_twin_alone_is_no_candidate() -> None:
+    def member(name: str, role: Any, factor: float, flops: float | None) -> TriedMember:
+        return TriedMember(name=name, member=name, role=role, loops="none", token_factor=factor, training_flops=flops, every_arm=True)
+
+    looped, longer = member("looped", "looped", 1, 120.0), member("looped-x3", "looped", 3, 360.0)
+    twins = [member(f"twin-x{factor:g}", "twin", factor, 100.0 * factor) for factor in (1, 1.25, 3)]
+    equal = member("equal-flops", "equal-flops", 1.2, 121.0)
+    plan = SetTrialPlan(folder="x", seeds=(0,), members=(looped, longer, *twins, equal), left_out={})
+    assert [one.name for one in plan.candidates(looped)] == ["equal-flops"]
+    assert [one.name for one in plan.candidates(longer)] == ["twin-x1", "twin-x1.25", "equal-flops"]
+    unknown = replace(twins[1], training_flops=None)
+    assert not trained_no_more(unknown, looped) and trained_no_more(unknown, longer)
+
+
+def test_the_command_recognises_a_set(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "ladder", "--budgets", "4", "--rules", "plain", "--limit", "2", "--dtype", "fp32"]
+    with pytest.raises(SystemExit):
+        main(["trial", str(small), "--out", str(tmp_path / "x"), "--loops", "1:2 x2", *options])
+    assert "--loops has no meaning for a set" in capsys.readouterr().err
+    main(["trial", str(small), "--out", str(tmp_path / "x"), *options])
+    assert "# The set" in capsys.readouterr().out
+    main(["report", str(tmp_path / "x")])
+    assert "test 1, equal parameters" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["trial", "smollm2", "--out", str(tmp_path / "y"), "--depths", "2", *options])
+    assert "--depths is for the folder of a set" in capsys.readouterr().err
