@@ -7,11 +7,14 @@ for each of its kernels. Both count a tensor once per operation, wherever it lie
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch._inductor import compile_fx, metrics
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -72,9 +75,16 @@ def _counted(graph: Any, inputs: Any, **options: Any) -> Any:
     return run
 
 
-def let_the_compiler_count() -> None:
-    """It counts bytes for its log only, and not for graphs from its cache."""
-    torch._inductor.config.force_disable_caches = True
+def let_the_compiler_count(kernels: Path | None) -> None:
+    """It counts bytes for its log only; a folder where graphs are kept between runs must hold none that was not counted.
+
+    Call it before anything is compiled.
+    """
+    if kernels is None:
+        torch._inductor.config.force_disable_caches = True
+    else:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kernels.resolve())
+        torch._functorch.config.enable_autograd_cache = False  # it would hand out graphs past `_counted`
     log = compile_fx.inductor_metrics_log
     log.setLevel(logging.INFO)
     log.handlers, log.propagate = [logging.NullHandler()], False

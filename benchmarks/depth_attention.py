@@ -6,9 +6,9 @@ are the median ratio of throughputs (above 1 is faster than PreNorm) and its qua
 those that it keeps for the backward pass, and the ratio that the extra bytes alone would give at the memory bandwidth measured on the
 spot: what a ratio misses beyond that is not bytes.
 
-    python benchmarks/depth_attention.py --threads 2                                     # everything, in at most 8 minutes
+    python benchmarks/depth_attention.py --threads 2 --kernels kernels      # in at most 8 minutes; the second run compiles little
     python benchmarks/depth_attention.py --threads 2 --modes whole --minutes 60
-    python benchmarks/depth_attention.py --layers 2 --loops 2 --tokens 16 --width 32 --modes eager      # does the script work?
+    python benchmarks/depth_attention.py --layers 2 --loops 2 --tokens 16 --width 32 --modes eager    # does the script work?
 
 Modes. ``training``: what ``loopwise train --compile`` compiles, which is attention and MLP of every layer, and depth reads and norms.
 ``eager``: nothing compiled. ``blocks``: attention and MLP only. ``whole``: the decoder as one graph. ``reads`` and ``reads-eager``: the
@@ -32,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +44,9 @@ from loopwise.nets.configuration import Architecture
 from loopwise.nets.model import LoopedDecoder, LoopedTransformer
 from loopwise.training.preparing import COMPILED_KINDS
 
-BACKENDS = ("reference", "fused", "two_phase")
+BACKENDS = ("fused", "reference", "two_phase")
 MODES = ("training", "reads", "reads-eager", "eager", "blocks", "whole")
+NOT_COMPILED = ("eager", "reads-eager")
 WINDOW_BLOCKS = 3
 GOALS = {"sw": 0.95, "full": 0.92}
 """Throughput relative to PreNorm in single precision."""
@@ -110,8 +112,8 @@ def designs(options: argparse.Namespace) -> dict[str, Architecture]:
         init="scaled",
     )
     kinds = {"prenorm": plain}
-    for name, window in (("sw", WINDOW_BLOCKS), ("full", None)):
-        for backend in options.backends:
+    for backend in options.backends:
+        for name, window in (("sw", WINDOW_BLOCKS), ("full", None)):
             kinds[f"{name} {backend}"] = replace(plain, design="arloop", window_blocks=window, depth_backend=backend)
     return kinds
 
@@ -132,7 +134,7 @@ def prepare(dtype: str, mode: str, name: str, arch: Architecture, options: argpa
         output.backward(torch.ones_like(output))
         decoder.zero_grad(set_to_none=True)  # all designs are held at once
 
-    compiles = mode not in ("eager", "reads-eager")
+    compiles = mode not in NOT_COMPILED
     if compiles:
         step()
     kept, count = Kept(decoder), CountBytes()
@@ -162,7 +164,7 @@ def in_mode(decoder: LoopedDecoder, mode: str) -> Callable[..., Any]:
     if mode.startswith("reads"):
         for layer in decoder.layers:
             layer.attention, layer.mlp = HandOn(attention=True), HandOn(attention=False)
-    if mode in ("eager", "reads-eager"):
+    if mode in NOT_COMPILED:
         return decoder
     if mode == "whole":
         whole: Callable[..., Any] = torch.compile(decoder, fullgraph=True, backend=counting_compiler)
@@ -180,7 +182,10 @@ def say(text: str) -> None:
 
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str, str, Architecture]]:
-    """What is measured, in order: dtype, mode, design. A dtype with slow products is left out where attention and MLP run."""
+    """What is measured: dtype, mode, design; what compiles longest comes last, as that is what the time leaves out.
+
+    A dtype with slow products is left out where attention and MLP run.
+    """
     kinds = designs(options)
     plain = kinds["prenorm"]
     parameters = plain.num_layer_visits * (4 * plain.num_attention_heads * plain.head_dim + 2 * plain.intermediate_size) * options.width
@@ -194,7 +199,7 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, str, Architectur
             say(f"{dtype}: too slow with attention and MLP for {options.minutes:g} minutes; the residual stream alone is measured")
         modes = [mode for mode in options.modes if mode.startswith("reads") or not slow]
         found += [(dtype, mode, *kind) for mode in modes for kind in kinds.items()]
-    return found
+    return sorted(found, key=lambda one: one[1] not in NOT_COMPILED and one[2].endswith("two_phase"))
 
 
 def measure(options: argparse.Namespace) -> Iterator[list[Row]]:
@@ -207,7 +212,7 @@ def measure(options: argparse.Namespace) -> Iterator[list[Row]]:
     for dtype, mode, name, arch in plans:
         if time.monotonic() - start > PREPARING * 60 * options.minutes:
             left_out = [" ".join(one[:3]) for one in plans[len(sides) :]]
-            say(f"no time to prepare {', '.join(left_out)}; give more --minutes or fewer --modes")
+            say(f"no time to prepare {', '.join(left_out)}; give more --minutes or fewer --modes, or run again with --kernels")
             break
         say(f"{time.monotonic() - start:4.0f} s: preparing {dtype} {mode} {name}")
         sides.append(prepare(dtype, mode, name, arch, options))
@@ -296,6 +301,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--repeats", type=int, default=7, help="at most")
     parser.add_argument("--minutes", type=float, default=8.0, help="in all; at least one repeat is made of what is prepared")
+    parser.add_argument("--kernels", type=Path, help="an own folder in which what is compiled stays for the next run")
     parser.add_argument("--json", action="store_true", help="rows as JSON, one a line")
     return parser.parse_args(arguments)
 
@@ -304,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    let_the_compiler_count()
+    let_the_compiler_count(options.kernels)
     with torch._dynamo.config.patch(recompile_limit=COMPILED_KINDS):  # type: ignore[attr-defined]  # as training does
         for group in measure(options):
             if options.json:
