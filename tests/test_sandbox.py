@@ -82,7 +82,9 @@ def run(source: str, walls: str, *tests: str, limits: Limits = QUICK) -> Outcome
 
 
 RIGHT = "def f(x):\n    return x * x\n"
-ALL_FDS = "for number in range(3, 64):\n    try: os.write(number, {what})\n    except OSError: pass\n"
+# The pipes' numbers are those of the process that starts the program, which may hold many files.
+MOST_FDS = 4096
+ALL_FDS = f"for number in range(3, {MOST_FDS}):\n    try: os.write(number, {{what}})\n    except OSError: pass\n"
 FORGED = json.dumps({"sentinel": "0" * 32, "failure": None, "gone": False}).encode() + b"\n"
 
 ESCAPES = {
@@ -106,7 +108,7 @@ ESCAPES = {
     "a deep message": "def f(x):\n    v = []\n    for _ in range(10**5): v = [v]\n    return v",
     "a large message": "def f(x): return 'x' * (5 << 20)",
     "a value that contains itself": "def f(x):\n    v = []\n    v.append(v)\n    return v",
-    "closed pipes": "import os\nos.closerange(0, 256)\n" + RIGHT,
+    "closed pipes": f"import os\nos.closerange(0, {MOST_FDS})\n" + RIGHT,
     "nothing": "",
     "no Python": "Certainly! Here is the function:",
     "null bytes": "def f(x):\0 return x",
