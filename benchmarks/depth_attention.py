@@ -6,7 +6,7 @@ are the median ratio of throughputs (above 1 is faster than PreNorm) and its qua
 those that it keeps for the backward pass, and the ratio that the extra bytes alone would give at the memory bandwidth measured on the
 spot: what a ratio misses beyond that is not bytes.
 
-    python benchmarks/depth_attention.py --threads 2 --kernels kernels      # in at most 8 minutes; the second run compiles little
+    python benchmarks/depth_attention.py --threads 2 --kernels ~/.cache/loopwise-kernels   # 8 minutes; run it twice
     python benchmarks/depth_attention.py --threads 2 --modes whole --minutes 60
     python benchmarks/depth_attention.py --layers 2 --loops 2 --tokens 16 --width 32 --modes eager    # does the script work?
 

@@ -2,7 +2,8 @@
 
 The race's own test is applied, look by look, against the best candidate as leader: with nothing but the leader's losses, with the
 unlooped model's as covariate, and with those of neighbours that were read to the end; and with every n-th of the scored
-positions. Nothing is run.
+positions. Then the race itself, waves, leaders, siblings and all, is run on the stored losses in place of a model's: with one candidate of
+each structure ahead of its siblings; with every candidate for itself; and so with 256 candidates at once in place of all.
 
     python benchmarks/placement.py --study studies/reference
     python benchmarks/race_reading.py studies/reference
@@ -12,20 +13,23 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwise.loops import parse_loops
-from loopwise.placement import Candidate, Race
-from loopwise.placement.nearness import nearest, spread
+from loopwise.loops import format_loops, parse_loops
+from loopwise.placement import Candidate, Race, Ranks, Scored, TextMeasurer, TextScorer, waves
+from loopwise.placement.nearness import nearest, representatives, spread
 from loopwise.placement.racing import look
+from loopwise.placement.runners import Runner
 from loopwise.placement.scorer import NEIGHBOURS
 from loopwise.placement.waves import ONE_KNOWN_IN, TRIED_AS_LEADER
-from loopwise.records import read_losses, read_study
+from loopwise.records import CandidateResult, read_losses, read_study
 
 WINDOWS = (1, 1, 1, 1, 2, 2, 2, 2)
 """Windows of each look, of the twelve of 3,072 tokens."""
@@ -55,6 +59,89 @@ def main() -> None:
             for label, (covariate, number) in ways.items():
                 read, lost, near = race(part, None if covariate is None else covariate[::step], error, number)
                 print(f"{step:10}  {error:5g}  {label:20}  {read:4.0%}  {near:25}  {lost:16}")
+    print("error  race                  read, in whole texts  regret  within one standard error  dropped of these")
+    for error in args.error:
+        for label, first, ask in (
+            ("siblings", representatives, len(losses)),
+            ("each for itself", list, len(losses)),
+            ("by 256", list, 256),
+        ):
+            texts, regret, lost, near = replay(losses, plain, error, first, ask)
+            print(f"{error:5g}  {label:20}  {texts:20.1f}  {regret:6.4f}  {near:25}  {lost:16}")
+
+
+class StoredScorer(TextScorer):
+    """Reads stored losses where a scorer would run a model, and counts the positions."""
+
+    def __init__(self, losses: Mapping[Candidate, Losses], plain: Losses, race: Race) -> None:
+        self.stored, self.plain, self.race, self.measure = losses, plain, race, "text"
+        ends = [round(len(plain) * end / sum(WINDOWS)) for end in np.cumsum((0, *WINDOWS))]
+        batches = [SimpleNamespace(at=slice(*ends[at : at + 2]), targets=np.zeros(ends[at + 1] - ends[at])) for at in range(len(WINDOWS))]
+        half = SimpleNamespace(at=slice(0, ends[1] // 2), targets=np.zeros(ends[1] // 2))
+        self.computer: Any = SimpleNamespace(score=batches, peek=half, groups=_one_by_one)
+        self.start_temperature = 1.0
+        self.positions_read = 0
+
+    def unlooped(self, share: float = 1.0) -> Any:
+        return SimpleNamespace(losses=self.plain, loss_nats=float(self.plain.mean(dtype=float)))
+
+    def score(self, group: Sequence[Candidate], share: float = 1.0) -> list[Scored]:
+        self.positions_read += len(group) * len(self.plain)
+        return [self._scored(candidate) for candidate in group]
+
+    def _look(self, runners: Sequence[Runner], batch: Any) -> None:
+        for runner in runners:
+            read = self.stored[runner.candidate][batch.at]
+            runner.expanded.append(np.stack([read, 0 * read, 0 * read]))
+            self.positions_read += len(read)
+
+    def _finish(self, runners: Sequence[Runner]) -> None:
+        for runner in runners:
+            runner.ended = self._scored(runner.candidate)
+
+    def _scored(self, candidate: Candidate) -> Scored:
+        losses = self.stored[candidate]
+        return Scored(result=self._result(candidate, "scored", 1.0, {"loss_nats": float(losses.mean(dtype=float))}, None), losses=losses)
+
+    def _result(self, candidate: Candidate, status: Any, share: float, values: Any, seconds: Any, reason: Any = None) -> CandidateResult:
+        return CandidateResult(
+            loops=format_loops(candidate), layer_pass_ratio=1.0, status=status, share=share, values=values, reason=reason
+        )
+
+
+def _one_by_one(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
+    return [(candidate,) for candidate in candidates]
+
+
+def replay(
+    losses: Mapping[Candidate, Losses], plain: Losses, error: float, first: Callable[[Sequence[Candidate]], list[Candidate]], ask: int
+) -> tuple[float, float, int, int]:
+    """Whole texts that the race reads, its winner's regret in nats, how many near the best it drops, and how many there are.
+
+    Args:
+        first: the candidates that race before the others.
+        ask: how many candidates race at once, in their order along the depth.
+    """
+    scorer, found = StoredScorer(losses, plain, Race(error=error)), dict[str, CandidateResult]()
+
+    def tell(scored: Sequence[Scored]) -> None:
+        for one in scored:
+            found.setdefault(one.result.loops, one.result)
+
+    order = sorted(losses, key=lambda one: [(loop.start, loop.stop, loop.passes, loop.beta or 0.0) for loop in one])
+    with patch.object(waves, "representatives", first):
+        measurer = TextMeasurer(scorer, Ranks())
+        for at in range(0, len(order), ask):
+            measurer(order[at : at + ask], 1.0, found.get, tell)
+    means = {one: float(own.mean(dtype=float)) for one, own in losses.items()}
+    best = min(means, key=lambda one: means[one])
+    near = []
+    for one, own in losses.items():
+        differences = own.astype(float) - losses[best]
+        if float(differences.mean()) <= float(differences.std(ddof=1)) / math.sqrt(len(own)):
+            near.append(found[format_loops(one)].status)
+    winner = min(means[one] for one in losses if found[format_loops(one)].status == "scored")
+    return scorer.positions_read / len(plain), winner - means[best], near.count("dropped"), len(near)
 
 
 def _explained(differences: NDArray[Any], by: NDArray[Any]) -> float:

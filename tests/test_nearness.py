@@ -7,7 +7,7 @@ import pytest
 
 from loopwise.loops import parse_loops
 from loopwise.placement import Race
-from loopwise.placement.nearness import distance, nearest, spread
+from loopwise.placement.nearness import distance, nearest, representatives, spread, structure
 from loopwise.placement.racing import look
 
 WINDOW = "10:15 x2 damped beta=0.5"
@@ -64,3 +64,29 @@ def test_a_neighbour_that_is_known_decides_sooner_and_says_the_truth() -> None:
     true = float((candidate - leader).mean())
     assert both.standard_error_nats < alone.standard_error_nats / 4
     assert abs(both.difference_nats - true) < 3 * both.standard_error_nats
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are"),
+    [
+        ("3:5 x2 damped beta=0.25", "3:5 x4 damped beta=0.75", True),
+        ("3:5 x2 damped beta=0.25", "3:6 x2 damped beta=0.25", False),
+        ("3:5 x2 damped beta=0.25", "3:5 x2", False),
+        ("3:5 x2", "3:5 x3", True),
+        ("3:5.mlp x2", "3:5 x2", False),
+        ("3:5.mlp x2", "3:5.mlp x3", True),
+        ("3:5 x2 damped beta=0.25 + 9.mlp x2", "3:5 x4 damped beta=0.5 + 9.mlp x3", True),
+        ("3:5 x2 damped beta=0.25 + 9.mlp x2", "3:5 x2 damped beta=0.25", False),
+    ],
+)
+def test_siblings_differ_in_passes_and_anchors_alone(one: str, other: str, are: bool) -> None:
+    assert (structure(parse_loops(one)) == structure(parse_loops(other))) is are
+
+
+def test_the_gentlest_speaks_for_its_siblings() -> None:
+    grid = [parse_loops(f"{at}:9 x{k} damped beta={beta}") for at in (3, 5) for k in (2, 3, 4) for beta in (0.25, 0.5, 0.75)]
+    assert representatives(grid) == [parse_loops(f"{at}:9 x2 damped beta=0.75") for at in (3, 5)]
+    undamped = [parse_loops(f"{at}:9 x{k}") for at in (3, 5) for k in (4, 2, 3)]
+    assert representatives(undamped) == [parse_loops(f"{at}:9 x2") for at in (3, 5)]
+    alone = [parse_loops(f"{at}:9 x2") for at in range(5)]
+    assert representatives(alone) == alone and representatives([]) == []

@@ -157,7 +157,7 @@ def test_ruined_candidates_are_recorded_and_rank_last(
         def __init__(self, computer: Any) -> None:
             self.computer = computer
             self.fit, self.score, self.max_group, self.groups = computer.fit, computer.score, computer.max_group, computer.groups
-            self.logits = computer.logits
+            self.logits, self.peek = computer.logits, computer.peek
 
         def kept(self, group: Any, batch: Any) -> Any:
             found = self.computer.kept(group, batch)

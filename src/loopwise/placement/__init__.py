@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .sharing import Computer, GenericText, SharedText, text_computer
     from .space import Candidate, PlacementError, Space
     from .stability import summarise, write_summary
-    from .waves import Known, Measurer, Tell, TextMeasurer
+    from .waves import Known, Measurer, Recorded, Tell, TextMeasurer
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
     "algorithms": ("ALGORITHMS", "Ask", "algorithm_named"),
@@ -32,7 +32,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "sharing": ("Computer", "GenericText", "SharedText", "text_computer"),
     "space": ("Candidate", "PlacementError", "Space"),
     "stability": ("summarise", "write_summary"),
-    "waves": ("Known", "Measurer", "Tell", "TextMeasurer"),
+    "waves": ("Known", "Measurer", "Recorded", "Tell", "TextMeasurer"),
 }
 __all__ = [
     "ALGORITHMS",
@@ -50,6 +50,7 @@ __all__ = [
     "PlacementError",
     "Race",
     "Ranks",
+    "Recorded",
     "Scored",
     "SharedText",
     "Space",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from .space import Candidate
@@ -26,6 +28,7 @@ def distance(one: Candidate, other: Candidate) -> float:
     return halves + abs(anchors) + abs(passes) / 2
 
 
+@lru_cache(maxsize=1 << 13)
 def _reach(candidate: Candidate) -> Counter[int]:
     """Further runs of each layer's halves; a damped loop's steps shrink with their number, so however many count as one."""
     reach: Counter[int] = Counter()
@@ -53,3 +56,26 @@ def spread(candidates: Sequence[Candidate], chosen: Sequence[Candidate], number:
         found.append(farthest)
         gaps = {candidate: min(gap, distance(candidate, farthest)) for candidate, gap in gaps.items()}
     return found
+
+
+@lru_cache(maxsize=1 << 16)
+def structure(candidate: Candidate) -> Candidate:
+    """What a candidate has in common with its siblings: all but passes and anchors."""
+    return tuple(replace(loop, passes=2, beta=None if loop.beta is None else 0.0) for loop in candidate)
+
+
+def representatives(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of each structure the candidate that races before its siblings, for them: the gentlest; in the candidates' order.
+
+    The fewest passes and, of these, the firmest anchors. It costs least, and a race reads it furthest: mostly its siblings lose by
+    more of their standard errors, so that where it is dropped they can be. Of equals the first.
+    """
+    families: dict[Candidate, Candidate] = {}
+    for candidate in candidates:
+        own = structure(candidate)
+        families[own] = min(families.get(own, candidate), candidate, key=_force)
+    return list(families.values())
+
+
+def _force(candidate: Candidate) -> tuple[int, float]:
+    return sum(loop.passes for loop in candidate), -sum(loop.beta or 0.0 for loop in candidate)

@@ -1,15 +1,23 @@
 """Races: a candidate is dropped as soon as the text read so far shows that it loses to the leader.
 
-The test is on paired losses: the candidate's at the one temperature that is best on what was read, the leader's at its
+The test is on paired losses: the candidate's at the one temperature at which it is foretold to do best, the leader's at its
 fitted one. Its null hypothesis is not "no worse than the leader" but "on the whole text within one paired standard error of
 the leader": what the whole text could not tell apart is not for a part of it to tell.
 
-Some losses are known on the whole text: the unlooped model's, and those of a few candidates spread over the grid. Where a
+Some losses are known on the whole text: the unlooped model's, and those of candidates that were read to the end. Where a
 candidate does worse than the leader is largely where its neighbours do: so the difference is regressed on theirs, and what
 the regression says of the unread part is taken as read (the regression estimator of finite populations, Cochran 1977,
-chapter 7). The text is finite, so only what is not read yet is uncertain: a factor sqrt(1 - read/whole). The error is divided
-equally among the looks (Bonferroni): over all looks a candidate that the whole text would put within one standard error of
-the leader is dropped with at most that probability, as far as positions are independent and their mean is normal.
+chapter 7). The text is finite, so only what is not read yet is uncertain: a factor sqrt(1 - read/whole).
+
+A sibling, of the same structure with other passes or another beta, says more than any other neighbour, also where it was read
+only further than the candidate and not to the end. Then it takes two steps (double sampling, Cochran 1977, chapter 12): the
+candidate is regressed on its sibling and on what is known, and the sibling's mean on the whole text is foretold from its own
+longer reading. The residuals of the two steps are uncorrelated; their margins are added, not their squares, because where the
+sibling's reading ended was a race's decision.
+
+The error is divided equally among the looks (Bonferroni), those at siblings that speak for a candidate among them: over all looks
+a candidate that the whole text would put within one standard error of the leader is dropped with at most that probability, as
+far as positions are independent and their means are normal. It is stated of each candidate, not of all of them at once.
 """
 
 from __future__ import annotations
@@ -50,34 +58,102 @@ class Evidence:
     dropped: bool
 
 
-def look(race: Race, candidate: Losses, leader: Losses, known: Losses, *, num_looks: int) -> Evidence:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forecast:
+    """A mean on the whole text, foretold from a part."""
+
+    mean: float
+    error: float
+    """Its standard error."""
+    freedom: int
+    slopes: NDArray[np.float64]
+    """By each covariate, [covariates]."""
+    variance: float
+    """Of the residuals."""
+
+
+class _Regression:
+    """On covariates at the first positions of a text, [covariates, read], whose means on all ``positions`` are known."""
+
+    def __init__(self, read: NDArray[np.float64], means: NDArray[np.float64], positions: int) -> None:
+        self.num, self.positions = read.shape[1], positions
+        self.spread = read - read.mean(axis=1, keepdims=True)
+        self.unread = means - read.mean(axis=1)
+        self.inverse, self.rank = _pseudo_inverse(self.spread @ self.spread.T)
+
+    def weights(self) -> NDArray[np.float64]:
+        """How much each value that was read counts in the mean that is foretold, [read]."""
+        weights: NDArray[np.float64] = 1 / self.num + self.unread @ self.inverse @ self.spread
+        return weights
+
+    def foretell(self, values: NDArray[np.float64]) -> _Forecast:
+        """The mean of all positions from the first ones' values, [read]."""
+        mean, slopes = float(values.mean()), self.inverse @ (self.spread @ values)
+        residual = values - mean - slopes @ self.spread
+        freedom = self.num - 1 - self.rank
+        variance = float(residual @ residual) / freedom
+        spread = 1 / self.num + float(self.unread @ self.inverse @ self.unread)
+        error = math.sqrt(variance * spread * (1.0 - self.num / self.positions))
+        return _Forecast(mean=mean + float(slopes @ self.unread), error=error, freedom=freedom, slopes=slopes, variance=variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What a candidate's differences to the leader are regressed on."""
+
+    covariates: NDArray[np.float64]
+    """As far as all of them were read, [covariates, read further]; a sibling's first."""
+    own: _Regression
+    sibling: _Forecast | None
+
+
+def _step(num: int, leader: Losses, known: Losses, sibling: Losses | None) -> _Step:
+    """The regression of the first ``num`` differences; arguments as those of `look`."""
+    reference, positions = leader.astype(np.float64), len(leader)
+    covariates = known - reference
+    means = covariates.mean(axis=1)
+    theirs = None
+    if sibling is not None and len(sibling) > num:
+        covariates, further = covariates[:, : len(sibling)], sibling.astype(np.float64) - reference[: len(sibling)]
+        theirs = _Regression(covariates, means, positions).foretell(further)
+        covariates, means = np.vstack([further, covariates]), np.append(theirs.mean, means)
+    return _Step(covariates=covariates, own=_Regression(covariates[:, :num], means, positions), sibling=theirs)
+
+
+def weigh(num: int, leader: Losses, known: Losses, sibling: Losses | None = None) -> NDArray[np.float64]:
+    """How much each of the first ``num`` losses of a candidate counts in what `look` foretells of the whole text, [num].
+
+    What is foretold is linear in the losses: so the temperature at which it is best is found without refitting.
+    """
+    return _step(num, leader, known, sibling).own.weights()
+
+
+def look(race: Race, candidate: Losses, leader: Losses, known: Losses, *, num_looks: int, sibling: Losses | None = None) -> Evidence:
     """Compare the losses read so far, position by position.
 
     Args:
         candidate: losses in nats at the positions read, [read].
         leader: the leader's on the whole text, [positions].
         known: those of the unlooped model and of others on the whole text, [models, positions].
-        num_looks: looks that there will be in all.
+        num_looks: looks that there will be in all, at this candidate and at siblings that speak for it.
+        sibling: of one of the same structure, [read further]; what was read no further than the candidate is ignored.
     """
-    num, part = len(candidate), len(candidate) / len(leader)
-    reference = leader.astype(np.float64)
-    differences, others = candidate - reference[:num], known - reference
-    mean = float(differences.mean())
+    num, positions = len(candidate), len(leader)
+    differences = candidate.astype(np.float64) - leader[:num]
     if num < FEWEST_POSITIONS:
-        return Evidence(difference_nats=mean, standard_error_nats=math.inf, dropped=False)
-    read = others[:, :num]
-    spread = read - read.mean(axis=1, keepdims=True)
-    unread = others.mean(axis=1) - read.mean(axis=1)
-    inverse, rank = _pseudo_inverse(spread @ spread.T)
-    slopes = inverse @ (spread @ differences)
-    estimate = mean + float(slopes @ unread)
-    residual = differences - mean - slopes @ spread
-    freedom = num - 1 - rank
-    variance = float(residual @ residual) / freedom
-    error = math.sqrt(variance * (1 / num + float(unread @ inverse @ unread)) * (1.0 - part))
-    margin = float(differences.std(ddof=1)) / math.sqrt(len(leader))
-    quantile = _t_quantile(race.error / num_looks, freedom)
-    return Evidence(difference_nats=estimate, standard_error_nats=error, dropped=estimate - quantile * error > margin)
+        return Evidence(difference_nats=float(differences.mean()), standard_error_nats=math.inf, dropped=False)
+    step = _step(num, leader, known, sibling)
+    own = step.own.foretell(differences)
+    tail = race.error / num_looks
+    reach, square = _t_quantile(tail, own.freedom) * own.error, own.error**2
+    if step.sibling is not None:
+        error = abs(float(own.slopes[0])) * step.sibling.error
+        reach += _t_quantile(tail, step.sibling.freedom) * error
+        square += error**2
+    # The spread where covariates were read as well: a spread from few losses with heavy tails is mostly too small.
+    variance = max(float(differences.var(ddof=1)), float((own.slopes @ step.covariates).var()) + own.variance)
+    margin = math.sqrt(variance / positions)
+    return Evidence(difference_nats=own.mean, standard_error_nats=math.sqrt(square), dropped=own.mean - reach > margin)
 
 
 def _pseudo_inverse(products: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:

@@ -31,16 +31,14 @@ from loopwise.scoring import (
     text_score,
 )
 
-from .nearness import nearest
-from .racing import Evidence, Losses, Race, look
-from .runners import KnownLosses, Runner, Scored, best_step
+from .nearness import nearest, structure
+from .racing import Evidence, Losses, Race, look, weigh
+from .runners import NEAR_STEP, NOTHING_READ, KnownLosses, Readings, Runner, Scored, is_far
 from .sharing import Computer
 from .space import Candidate
 
-NEAR_STEP = 0.1
-"""A first look that finds its best 1/T within this part of where it expanded has expanded near enough."""
 NEIGHBOURS = 2
-"""Known candidates that a difference is regressed on, beside the unlooped model: the nearest ones."""
+"""Candidates read to the end that a difference is regressed on, beside the unlooped model: the nearest ones."""
 
 
 @dataclass(slots=True)
@@ -105,27 +103,29 @@ class TextScorer:
                 reader.ended = self._end(reader, np.concatenate(rows[number], axis=1), share, kl)
         return _with_seconds(readers, time.monotonic() - began)
 
-    def heat(self, group: Sequence[Candidate]) -> list[Runner]:
-        """A group's candidates on the first look of a race alone."""
+    def heat(self, group: Sequence[Candidate], *, peek: bool = False) -> list[Runner]:
+        """A group's candidates on the first look of a race alone; ``peek``: on the first part of it, see `Computer.peek`."""
         began = time.monotonic()
+        batch = self.computer.peek if peek else self.computer.score[0]
         runners = [self._runner(candidate) for candidate in group]
-        self._look(runners, self.computer.score[0])
+        self._look(runners, batch)
         for runner in runners:
             if runner.ended is not None:
                 runner.ended = _with_seconds([runner], (time.monotonic() - began) / len(group))[0]
+            runner.peeked = batch is not self.computer.score[0]
         return [runner.rested() for runner in runners]
 
     def race_group(
         self,
         group: Sequence[Candidate],
         leader: KnownLosses,
-        known: Sequence[KnownLosses] = (),
+        readings: Readings = NOTHING_READ,
         heated: Mapping[Candidate, Runner] | None = None,
     ) -> list[Scored]:
         """A group's candidates through the text, those that lose to ``leader`` only as far as it takes to see it.
 
         Args:
-            known: candidates that were read to the end, among which each finds its neighbours.
+            readings: of other candidates, among which each finds its neighbours and a sibling.
             heated: what the first look left of all candidates, from which they go on.
         """
         began = time.monotonic()
@@ -134,11 +134,15 @@ class TextScorer:
             living = [runner for runner in runners if runner.ended is None]
             if not living:
                 break
-            if not heated or number:
-                self._look(living, batch)
+            if not number and heated:
+                if not living[0].peeked:
+                    continue
+                for runner in living:
+                    runner.expanded.clear()
+            self._look(living, batch)
             for runner in living:
                 if runner.ended is None:
-                    self.compare(runner, leader, known)
+                    self.compare(runner, leader, readings)
         self._finish([runner for runner in runners if runner.ended is None])
         return _with_seconds(runners, time.monotonic() - began)
 
@@ -150,7 +154,7 @@ class TextScorer:
         for runner, kept in zip(runners, self.computer.kept([runner.candidate for runner in runners], batch), strict=True):
             logits = self.computer.logits(kept, batch)
             expanded = expansion(logits, runner.inverse).cpu().numpy()
-            if not runner.expanded and abs(best_step(expanded)) > NEAR_STEP * runner.inverse:
+            if not runner.expanded and is_far(expanded, runner.inverse):
                 with contextlib.suppress(ScoringError):  # the unlooped model's temperature is too far to expand about
                     runner.inverse = 1 / fit_temperature([logits], tolerance=NEAR_STEP / 2, start=self.start_temperature)
                     expanded = expansion(logits, runner.inverse).cpu().numpy()
@@ -159,13 +163,13 @@ class TextScorer:
             if not np.isfinite(expanded).all():
                 runner.ended = self._ruined(runner.candidate, 1.0, "its losses are not finite")
 
-    def estimate(self, runner: Runner) -> float:
-        """The candidate's mean loss in nats on the whole text, less the unlooped model's, from what it has read."""
-        return self._evidence(runner, KnownLosses(candidate=(), losses=self.unlooped().losses))[0].difference_nats
+    def estimate(self, runner: Runner, leader: KnownLosses | None = None, readings: Readings = NOTHING_READ) -> float:
+        """The candidate's mean loss in nats on the whole text, less the leader's or the unlooped model's, from what it has read."""
+        return self._evidence(runner, leader or KnownLosses(candidate=(), losses=self.unlooped().losses), readings)[0].difference_nats
 
-    def compare(self, runner: Runner, leader: KnownLosses, known: Sequence[KnownLosses] = ()) -> None:
-        """Drop a candidate that the losses read so far show to lose to the leader; ``known`` as in `race_group`."""
-        evidence, part = self._evidence(runner, leader, known)
+    def compare(self, runner: Runner, leader: KnownLosses, readings: Readings = NOTHING_READ) -> None:
+        """Drop a candidate that the losses read so far show to lose to the leader; ``readings`` as in `race_group`."""
+        evidence, part = self._evidence(runner, leader, readings)
         if part == 1.0 or not evidence.dropped:  # with nothing left to read but windows too short to score it has come through
             return
         plain = self.unlooped()
@@ -174,22 +178,42 @@ class TextScorer:
             "loss_nats": plain.loss_nats + difference,
             "difference_nats": difference,
             "leader_difference_nats": evidence.difference_nats,
-            "num_score_positions": float(sum(rows.shape[1] for rows in runner.expanded)),
+            "num_score_positions": float(runner.num_read),
         }
         reason = (
             f"loses to {format_loops(leader.candidate)} by {evidence.difference_nats:.3g} nats, standard error "
             f"{evidence.standard_error_nats:.2g}, seen on {part:.0%} of the text"
         )
-        runner.ended = Scored(result=self._result(runner.candidate, "dropped", part, values, None, reason))
+        result = self._result(runner.candidate, "dropped", part, values, None, reason)
+        runner.ended = Scored(result=result, read=runner.losses())
 
-    def _evidence(self, runner: Runner, leader: KnownLosses, known: Sequence[KnownLosses] = ()) -> tuple[Evidence, float]:
+    @property
+    def peek_part(self) -> float:
+        """The part of the text that a peek reads."""
+        return int((self.computer.peek.targets >= 0).sum()) / len(self.unlooped().losses)
+
+    def _evidence(self, runner: Runner, leader: KnownLosses, readings: Readings) -> tuple[Evidence, float]:
         """What the losses read so far say against the leader's; and how much of the text was read."""
         assert self.race is not None
-        others = {one.candidate: one.losses for one in known if one.candidate != leader.candidate}
+        others = {one: losses for one, losses in readings.whole.items() if one != leader.candidate}
         near = nearest(runner.candidate, others, NEIGHBOURS)
-        ours, num_looks = runner.losses(), max(1, len(self.computer.score) - 1)
-        evidence = look(self.race, ours, leader.losses, np.stack([self.unlooped().losses, *near]), num_looks=num_looks)
+        own = structure(runner.candidate)
+        has_sibling = any(structure(one) == own for one in (*readings.whole, leader.candidate))
+        sibling = None if has_sibling else readings.partial.get(own)
+        covariates = np.stack([self.unlooped().losses, *near])
+        ours = runner.losses(weigh(runner.num_read, leader.losses, covariates, sibling))
+        num_looks = self._num_looks(readings.are_siblings)
+        evidence = look(self.race, ours, leader.losses, covariates, num_looks=num_looks, sibling=sibling)
         return evidence, len(ours) / len(leader.losses)
+
+    def _num_looks(self, is_sibling: bool) -> int:
+        """Looks that a candidate's end may rest on: at each batch but the last, and once more at the first as others become known.
+
+        A sibling's two are at its peek, beside those at whole batches. Then there are those at siblings that speak for it: at its
+        representative with the neighbours known when it was peeked at, with those of later, and at another one that was read further.
+        """
+        looks = max(1, len(self.computer.score) - 1)
+        return 4 * looks + 2 if is_sibling else looks + 1
 
     def _finish(self, runners: Sequence[Runner]) -> None:
         """The exact scores of candidates that came through: the fitting split is read, and the head runs once more at its temperature."""

@@ -13,11 +13,12 @@ from typing import Any
 
 from loopwise.cost import cost_of
 from loopwise.loops import format_loops
-from loopwise.records import CandidateResult, StepOfSearch, StudyWriter, TraceWriter
+from loopwise.records import CandidateResult, StepOfSearch, StudyWriter, TraceWriter, read_losses
 from loopwise.records.study import Key
 
 from .algorithms import Ask, algorithm_named
 from .objectives import Objective
+from .racing import Losses
 from .ranks import Ranks
 from .runners import Scored
 from .space import Candidate, PlacementError, Space
@@ -41,6 +42,11 @@ class Ledger:
         found = self.results.get((measure, loops, share, ""))
         if found is None and share == 1.0 and search is not None:
             found = self._dropped.get((measure, loops, search))
+        return found
+
+    def losses(self, loops: str) -> Losses | None:
+        """The losses on record of a candidate that was scored on the whole text; every rank must ask, and gets them."""
+        found: Losses | None = self.ranks.from_first(read_losses(self.study.folder, loops) if self.study else None)
         return found
 
     def add(self, scored: Sequence[Scored], search: str | None = None) -> None:

@@ -34,6 +34,8 @@ MOST_WINDOWS = 2
 """Windows of the largest batch: more would be no faster with several candidates side by side, and races would look more seldom."""
 ROWS_TOKENS = 2048
 """Tokens that the layers after a loop run over at once: enough for matrix products to be efficient on CPUs."""
+FEWEST_AT_A_PEEK = 40
+"""Positions. A guess: a regression on five others needs some more than the fewest of a look."""
 
 
 class Computer(Protocol):
@@ -41,6 +43,8 @@ class Computer(Protocol):
 
     fit: tuple[Batch, ...]
     score: tuple[Batch, ...]
+    peek: Batch
+    """The first half of the windows of ``score[0]``, or all of it where that is short."""
     max_group: int
 
     def groups(self, candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
@@ -112,13 +116,27 @@ def growing_batches(windows: Sequence[Sequence[int]], stride: int, first: int, d
     return tuple(batches)
 
 
+def peek_of(batch: Batch) -> Batch:
+    """The first half of a batch's windows: earlier tokens do not depend on later ones. The batch itself where that is little."""
+    tokens = batch.input_ids.shape[1] // 2
+    places = int((batch.kept < tokens).sum())
+    if int((batch.targets[:, :places] >= 0).sum()) < FEWEST_AT_A_PEEK:
+        return batch
+    return Batch(
+        input_ids=batch.input_ids[:, :tokens],
+        attention_mask=batch.attention_mask[:, :tokens],
+        kept=batch.kept[:places],
+        targets=batch.targets[:, :places],
+    )
+
+
 class GenericText:
     """Every candidate by the looped model's own forward: the reference, and the way for forwards that cannot be replayed."""
 
     max_group = 1
 
     def __init__(self, model: PreTrainedModel, fit: tuple[Batch, ...], score: tuple[Batch, ...]) -> None:
-        self.model, self.fit, self.score = model, fit, score
+        self.model, self.fit, self.score, self.peek = model, fit, score, peek_of(score[0])
 
     def groups(self, candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
         return [(candidate,) for candidate in candidates]
@@ -155,7 +173,7 @@ class SharedText:
         folder: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.model, self.fit, self.score = model, fit, score
+        self.model, self.fit, self.score, self.peek = model, fit, score, peek_of(score[0])
         self.replay = Replay(model)
         self._arguments: dict[tuple[Batch, int], Arguments] = {}
         self._kept_plain: dict[Batch, Tensor] = {}
@@ -174,6 +192,10 @@ class SharedText:
             self._kept_plain[batch] = recorded.states[-1][:, batch.kept]
             if progress:
                 progress(done, len(batches))
+        if self.peek not in self._states:
+            whole, tokens = self._states[self.score[0]], self.peek.input_ids.shape[1]
+            self._states[self.peek] = _States([state[:, :tokens] for state in whole.stored], whole.device)
+            self._kept_plain[self.peek] = self._kept_plain[self.score[0]][:, : self.peek.kept.numel()]
 
     def groups(self, candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
         bundles: dict[Any, list[Candidate]] = {}
@@ -241,16 +263,16 @@ class _States:
     """One batch's states as a sequence that gives the same tensor for the same layer until it is released."""
 
     def __init__(self, stored: Sequence[Tensor], device: torch.device) -> None:
-        self._stored, self._device = stored, device
+        self.stored, self.device = stored, device
         self._given: dict[int, Tensor] = {}
 
     def __getitem__(self, layer: int) -> Tensor:
         if layer not in self._given:
-            self._given[layer] = self._stored[layer].to(self._device)
+            self._given[layer] = self.stored[layer].to(self.device)
         return self._given[layer]
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self.stored)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[layer] for layer in range(len(self)))

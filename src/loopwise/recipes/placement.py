@@ -34,6 +34,7 @@ from ..placement import (
     PlacementError,
     Race,
     Ranks,
+    Recorded,
     Space,
     TextMeasurer,
     TextScorer,
@@ -102,7 +103,7 @@ def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None 
     if ranks.rank == 0:
         check_study(out, header)
     make_measurer, read = _measuring(out, loaded, mixture, documents, objective, settings, ranks, say)
-    measurer = make_measurer()
+    measurer = make_measurer(None)
     plain = [measurer.scorer.unlooped_result()] if isinstance(measurer, TextMeasurer) else []
     # Only now, so that what cannot be scored leaves no study behind that binds the folder.
     study = StudyWriter(out, header) if ranks.rank == 0 else None
@@ -115,7 +116,7 @@ def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None 
             ledger,
             space,
             objective,
-            make_measurer(),
+            make_measurer(ledger.losses),
             algorithm=algorithm,
             seed=seed,
             evaluations=settings.evaluations,
@@ -187,14 +188,14 @@ def _measuring(
     settings: PlaceSettings,
     ranks: Ranks,
     say: Progress,
-) -> tuple[Callable[[], Measurer | None], tuple[Document, ...]]:
+) -> tuple[Callable[[Recorded | None], Measurer | None], tuple[Document, ...]]:
     """What makes a measurer for each search, and the documents that it reads."""
     if objective.measure is None:
-        return lambda: None, ()
+        return lambda recorded: None, ()
     if objective.measure.startswith(ACCURACY):
         task = task_named(objective.measure.removeprefix(ACCURACY))
         items, read = training_documents(task, settings.items, settings.data)
-        return lambda: AccuracyMeasurer(loaded, task, items, out, ranks), read
+        return lambda recorded: AccuracyMeasurer(loaded, task, items, out, ranks), read
     computer = text_computer(
         loaded.model,
         mixture,
@@ -211,7 +212,7 @@ def _measuring(
     race = Race(error=settings.race_error) if settings.races else None
     scorer = TextScorer(computer, shape, race=race, with_kl=objective.measure == "text+kl")
     looked = partial(say, "a first look at all candidates")
-    return lambda: TextMeasurer(scorer, ranks, looked=looked), used_documents(mixture, documents)
+    return lambda recorded: TextMeasurer(scorer, ranks, looked=looked, recorded=recorded), used_documents(mixture, documents)
 
 
 def _own_device(device: str) -> str:
