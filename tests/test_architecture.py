@@ -28,13 +28,27 @@ MAY_IMPORT: dict[str, str] = {
     "training": "models nets data loops cost decoding tasks records",
     "protocol": "records stats cost loops",
     "analysis": "models nets scoring stats records loops data cost",
-    "serving": "loops models",
+    "serving": "loops models decoding",
     "report": "records stats cost protocol loops",
     "recipes": "*",
     "cli": "*",
 }
 LIGHT = ("loops", "stats", "records", "cost", "tasks", "data", "protocol", "report", "cli")
-HEAVY = {"torch", "transformers", "scipy", "altair", "vl_convert", "jinja2", "math_verify", "datasets", "peft", "accelerate", "vllm"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "scipy",
+    "altair",
+    "vl_convert",
+    "jinja2",
+    "math_verify",
+    "datasets",
+    "peft",
+    "trl",
+    "accelerate",
+    "vllm",
+    "lm_eval",
+}
 
 
 def _modules() -> Iterator[tuple[Path, str, str]]:

@@ -21,7 +21,8 @@ from loopwise.models.embedded import gguf_file
 from loopwise.models.families import ModelError
 from loopwise.protocol import PlannedTask, TrialError, judge, make_plan, plan_from_json, plan_to_json
 from loopwise.protocol.gather import gather
-from loopwise.recipes.trial import TrialSettings, trial
+from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import Run, read_json, read_run
 from loopwise.tasks import TASKS, Grade, Item, Task, gpqa, task_named
 from parrot import CHAT, THINKING_CHAT, char_tokenizer

@@ -16,7 +16,8 @@ import loopwise
 from data import data_dir
 from loopwise.cli import main
 from loopwise.evaluation import evaluate
-from loopwise.recipes.trial import TrialSettings, trial
+from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.recipes.validation import validate
 from loopwise.tasks import CODE_RULES, Item, SandboxError, Task, TaskError, permit, sandbox, task_named
 from loopwise.tasks.code_answers import cut_completion, defines, fenced_blocks, find_code

@@ -260,11 +260,13 @@ def _fields(completion: Completion) -> dict[str, Any]:
 def test_completions_are_handed_on_as_rows_end():
     ended: list[tuple[int, Completion]] = []
     seen: list[Progress] = []
-    _, done = run(3, on_complete=lambda index, completion: ended.append((index, completion)), progress=seen.append)
+    _, done = run(3, refill=False, on_complete=lambda index, completion: ended.append((index, completion)), progress=seen.append)
     assert [index for index, _ in ended] == [2, 0, 3, 1, 4]  # batches (0, 2, 3) and (4, 1), each in the order of its ends
     assert [done[index] for index, _ in ended] == [completion for _, completion in ended]
-    assert [(p.rows_done, p.batches_done, p.step) for p in (seen[0], seen[9], seen[-1])] == [(0, 0, 1), (3, 0, 10), (5, 1, 25)]
-    assert {(p.num_rows, p.num_batches, p.budget_tokens) for p in seen} == {(5, 2, 25)}
+    assert [(p.rows_done, p.step) for p in (seen[0], seen[9], seen[-1])] == [(0, 1), (3, 10), (5, 25)]
+    assert {(p.num_rows, p.budget_tokens) for p in seen} == {(5, 25)}
+    shares = [p.share for p in seen]
+    assert shares == sorted(shares) and shares[0] == pytest.approx(3 / 25 / 5) and shares[-1] == 1.0
 
 
 def test_seconds_add_up_to_the_time_of_the_batches_without_the_callers():

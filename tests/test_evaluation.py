@@ -148,10 +148,13 @@ def test_twins_get_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(model, tokenizer, prompts, **more)
 
     monkeypatch.setattr(module, "generate", spy)
-    for model in (looped(), tiny_model("llama")):
-        seen.append([])
-        loopwise.evaluate(model, TOKENIZER, make_task(), batch_size=4)
-    assert seen[0] == seen[1] and len(seen[0]) == 3
+    for groups, fixed_rows in ((3, True), (2, False)):
+        monkeypatch.setattr(module, "REFILL_BATCHES", 2)
+        seen.clear()
+        for model in (looped(), tiny_model("llama")):
+            seen.append([])
+            loopwise.evaluate(model, TOKENIZER, make_task(), batch_size=4, fixed_rows=fixed_rows)
+        assert seen[0] == seen[1] and len(seen[0]) == groups
 
 
 def mix_up_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_seeds_are_paired_in_order_and_drawn_again_by_default() -> None:
     assert found.resampling == "items and seeds" and found.seeds_favouring == 3
     assert found.seed_deltas == pytest.approx([20] * 3, abs=9)
     verdict = judge_losses(looped=looped, twin=twin, bootstrap=QUICK)
-    assert verdict.resampling == "items" and not verdict.few_seeds and verdict.models[0].name == "l0 and 2 more seeds"
+    assert verdict.resampling == "items" and not verdict.few_seeds and verdict.models[0].name == "l0 and 2 more"
 
 
 def replace_header(run: LossRun, **changes: Any) -> LossRun:
@@ -209,7 +209,7 @@ def test_documents_and_seeds_that_differ_are_refused_by_name() -> None:
     longer = replace(twin, records=(replace(twin.records[0], num_targets=1), *twin.records[1:]))
     with pytest.raises(TrialError, match="document 'd0000' has num_targets"):
         judge_losses(looped=looped, twin=longer)
-    with pytest.raises(TrialError, match="l has 1 training seeds, t and 1 more seed 2"):
+    with pytest.raises(TrialError, match="l has 1 training seeds, t and 1 more 2"):
         judge_losses(looped=looped, twin=[twin, world.run("t1", 0)])
     with pytest.raises(TrialError, match="no run of the twin model"):
         judge_losses(looped=looped, twin=[])

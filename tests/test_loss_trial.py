@@ -68,7 +68,7 @@ def test_a_trained_pair_goes_through_a_trial_of_loss(tmp_path: Path, capsys: pyt
     assert [model.loss_nats for model in verdict.models] == pytest.approx(losses)
     assert verdict.equal_parameters.comparison.delta_millinats == pytest.approx(1000 * (losses[1] - losses[0]))
     assert [model.training_flops for model in verdict.models] == [3e9, 1e9, 3e9]
-    assert {row.comparison.other for row in verdict.equal_flops.rows if row.eligible} == {str(twin), str(deep)}
+    assert {row.comparison.other for row in verdict.equal_flops.rows if row.eligible} == {f"{tmp_path.name}/t", f"{tmp_path.name}/d"}
     for file in ("report.html", "report.md", "figures/loss-differences.svg", "loss_plan.json", "config.json"):
         assert (out / file).stat().st_size > 0
     before = {name: (out / "runs" / name / "records.jsonl").read_bytes() for name in runs}
@@ -88,7 +88,7 @@ def test_a_training_free_loop_is_judged_against_its_own_weights(tmp_path: Path) 
     write_text(tmp_path / "text.jsonl", 40)
     verdict = loss_trial([tmp_path / "base"], texts=[str(tmp_path / "text.jsonl")], out=tmp_path / "trial", loops="2:4 x2", settings=QUICK)
     assert verdict.training_free and "‡" in verdict.marks and verdict.loops == "2:4 x2"
-    assert [model.name for model in verdict.models] == [str(tmp_path / "base"), f"{tmp_path / 'base'}, no loop"]
+    assert [model.name for model in verdict.models] == [f"{tmp_path.name}/base", f"{tmp_path.name}/base, no loop"]
     looped, twin = (read_loss_run(tmp_path / "trial" / "runs" / name) for name in ("looped-0", "twin-0"))
     assert looped.header["model_hash"] == twin.header["model_hash"] and looped.records != twin.records
     assert verdict.equal_flops is None

@@ -10,7 +10,8 @@ from loopwise.loops import format_loops
 from loopwise.models import save
 from loopwise.nets import own_loops
 from loopwise.protocol import TrialError
-from loopwise.recipes.trial import TrialSettings, trial
+from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import read_run
 from tiny import tiny_tokenizer
 from tiny_nets import tiny_net

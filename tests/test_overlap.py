@@ -35,7 +35,8 @@ from loopwise.loops import format_loops
 from loopwise.models import insert, save
 from loopwise.protocol import TrialError
 from loopwise.recipes.selection import check_apart, loops_of_study, read_selection
-from loopwise.recipes.trial import TrialSettings, trial
+from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import CandidateResult, StudyError, StudyWriter
 from loopwise.tasks import GSM8K, LADDER, ladder_of, worked_text
 from tiny import tiny_model, tiny_tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,18 @@ import pytest
 import torch
 import transformers
 
-from loopwise.data import TraceBatches
+from loopwise.data import TokenBatch, TraceBatches
 from loopwise.loops import parse_loops
 from loopwise.models import PACKED_TYPES, ModelError, check_packing, insert
 from loopwise.nets.configuration import MODEL_TYPE
+from loopwise.training import TrainSettings
+from loopwise.training.distributed import join
 from loopwise.training.losses import summed_loss
+from loopwise.training.preparing import check_model
 from tiny import FAMILIES, HYBRIDS, tiny_config, tiny_model, tokens
+from tiny_nets import VOCABULARY
 from trace_sets import made_traces
+from training_cases import Walks
 
 LENGTHS = (9, 1, 14, 6)
 ATTENTION = [family for family in FAMILIES if family not in HYBRIDS]
@@ -55,6 +61,23 @@ def test_linear_attention_leaks_and_is_refused(family: str) -> None:
     assert largest_difference(tiny_model(family)) > 1e-2
     with pytest.raises(ModelError, match=r"linear_attention layers carry their state over the documents .* a row of its own"):
         check_packing(tiny_config(family))
+
+
+class Packed(Walks):
+    """The same, as documents that do not see one another."""
+
+    def batch(self, step: int, first: int = 0, stop: int | None = None) -> TokenBatch:
+        plain = super().batch(step, first, stop)
+        places = np.broadcast_to(np.arange(self.sequence_tokens) % 5, plain.input_ids.shape).astype(np.int64)
+        return replace(plain, positions=places)
+
+
+def test_training_refuses_what_leaks_before_its_first_step() -> None:
+    model, settings, ranks = tiny_model(HYBRIDS[0]), TrainSettings(num_steps=1), join("cpu")
+    assert int(model.get_input_embeddings().weight.shape[0]) >= VOCABULARY
+    check_model(model, Walks(), settings, ranks)
+    with pytest.raises(ModelError, match="a row of its own"):
+        check_model(model, Packed(), settings, ranks)
 
 
 def test_the_whole_of_a_vision_language_configuration_is_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from loopwise.recipes.pretraining_runs import LOSSES_FILE, TableRun, run_table
 from loopwise.recipes.pretraining_summary import RowSummary, summarise
 from loopwise.recipes.pretraining_tables import TABLES, pretraining_table
 from loopwise.training import Execution, TrainingError, held_out_loss, read_metrics, row_losses
+from loopwise.training.saving import lock
 from training_cases import write_text_shards
 
 TINY = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
@@ -58,7 +60,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_of(shards: Path, out: Path, **more: Any) -> TableRun:
     execution = Execution(device="cpu", checkpoint_every_steps=2)
-    return TableRun(folders=(shards,), out=out, execution=execution, held_out_tokens=512, **{"seeds": (0, 1), **more})
+    return TableRun(folders=(shards,), out=out, execution=execution, **{"held_out_tokens": 512, "seeds": (0, 1), **more})
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,31 @@ def test_what_is_done_is_left_and_what_is_missing_is_made(shards: Path, trained:
     assert (tmp_path / "copy" / "dense" / "seed-0" / LOSSES_FILE).stat().st_mtime_ns == before
     ours, theirs = ((out / "sw" / "seed-1" / LOSSES_FILE).read_text() for out in (tmp_path / "copy", trained))
     assert json.loads(ours)["depths"] == json.loads(theirs)["depths"]
+
+
+def test_what_another_process_is_at_is_left_to_it(shards: Path, tmp_path: Path) -> None:
+    two = replace(TABLE, rows=TABLE.rows[:2])
+    (tmp_path / "dense" / "seed-0").mkdir(parents=True)
+    handle = lock(tmp_path / "dense" / "seed-0")  # an own handle shuts out every other one, in this process too
+    try:
+        assert run_table(two, run_of(shards, tmp_path, seeds=(0,))) == ("dense/seed-0",)
+        assert not (tmp_path / "dense" / "seed-0" / LOSSES_FILE).exists() and (tmp_path / "sw" / "seed-0" / LOSSES_FILE).exists()
+    finally:
+        os.close(handle)
+    assert run_table(two, run_of(shards, tmp_path, seeds=(0,))) == ()
+    assert (tmp_path / "dense" / "seed-0" / LOSSES_FILE).exists()
+
+
+def test_so_many_held_out_tokens_are_read(shards: Path, tmp_path: Path) -> None:
+    one = replace(TABLE, rows=TABLE.rows[:1])
+    counts = []
+    for tokens in (256, 512):
+        run_table(one, run_of(shards, tmp_path / str(tokens), seeds=(0,), held_out_tokens=tokens))
+        losses = json.loads((tmp_path / str(tokens) / "dense" / "seed-0" / LOSSES_FILE).read_text())
+        counts.append(sum(losses["depths"]["1"]["targets"]))
+    assert counts[0] <= 256 < counts[1] <= 512
+    with pytest.raises(TrainingError, match="held_out_tokens"):
+        run_table(one, run_of(shards, tmp_path / "512", seeds=(0,), held_out_tokens=256))
 
 
 def test_a_row_that_diverges_is_told_and_the_others_go_on(shards: Path, tmp_path: Path) -> None:

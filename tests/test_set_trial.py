@@ -17,7 +17,7 @@ from loopwise.recipes.learning import learn
 from loopwise.recipes.learning_members import Controls
 from loopwise.recipes.set_judging import SetTrialPlan, TriedMember, trained_no_more
 from loopwise.recipes.set_trial import plan_members, set_trial
-from loopwise.recipes.trial import TrialSettings
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import read_run
 
 CONTROLS = Controls(names=("equal-flops", "relocated", "x2"))
@@ -69,6 +69,7 @@ def _names(tried: Path) -> list[str]:
 def test_each_pair_is_judged_with_the_candidates_that_were_trained_no_more(tried: Path) -> None:
     verdict = verdict_from_json(json.loads((tried / "verdict.json").read_text()))
     assert verdict.seeds == (0, 1) and verdict.deciding_by == "plan" and not verdict.training_free
+    assert verdict.model == "set/looped, 2 seeds"
     assert {arm.name.rpartition("-plain")[0] for arm in verdict.arms} == {"looped", "twin", "equal-flops"}
     longer = verdict_from_json(json.loads((tried / "pairs" / "looped-x2" / "verdict.json").read_text()))
     assert {arm.name.rpartition("-plain")[0] for arm in longer.arms} == {"looped-x2", "twin-x2", "twin", "equal-flops"}

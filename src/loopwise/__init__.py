@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .loops import CallSite, Loop, LoopError, call_sites, format_loops, parse_loops
     from .models import Loaded, ModelError, insert, load, loops_of, remove, save
     from .protocol import Bootstrap, Comparison, LargerModel, Plan, TrialError, Verdict, compare, judge
-    from .recipes.trial import TrialSettings, trial
+    from .recipes.trial import trial
+    from .recipes.trial_settings import TrialSettings
     from .records import Record, RecordsError, Run, read_run
     from .tasks import Grade, Item, Task, TaskError, task_named
 
@@ -30,7 +31,8 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "decoding": ("Completion", "DecodingError", "DecodingRule", "generate"),
     "evaluation": ("Parity", "ParityError", "evaluate"),
     "protocol": ("Bootstrap", "Comparison", "LargerModel", "Plan", "TrialError", "Verdict", "compare", "judge"),
-    "recipes.trial": ("TrialSettings", "trial"),
+    "recipes.trial": ("trial",),
+    "recipes.trial_settings": ("TrialSettings",),
 }
 _ROOM_OF = {name: room for room, names in _PUBLIC.items() for name in names}
 

@@ -16,7 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .console import UsageError
+from .console import UsageError, one_line
+from .ranks import end_silently, is_silent
 
 COMMANDS = {
     "show": "resolved layers, call sites and cost of a loop, from a config.json alone",
@@ -26,6 +27,7 @@ COMMANDS = {
     "place validate": "whether a study's scores say anything of accuracy: placements along the depth on a task",
     "data tokenize": "text into token shards to train on, resumable",
     "data traces": "reasoning traces and chats into a set to fine-tune on, resumable",
+    "data generate": "a model's own traces: its correct answers to training problems, resumable",
     "data plan": "what a run would train on, without reading it",
     "data decontaminate": "text without the documents that evaluation items are in",
     "train": "a looped network from scratch, or a model further, on token shards, resumable",
@@ -35,6 +37,7 @@ COMMANDS = {
     "trial": "a loop against its twin: plan, runs, verdict, report",
     "judge": "the verdict on anybody's per-item results",
     "analyze exchange-rate": "how many tokens the twin needs to match the looped model, from their loss curves",
+    "bench": "what a loop costs at serving time on this device: latency, throughput, memory, plain beside looped",
     "report": "a trial's verdict and report again, from its records",
     "demo": "the whole line on the embedded default model",
 }
@@ -75,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Every room's own errors are ValueErrors; the others are files, missing extras and machines that are too small.
         if os.environ.get("LOOPWISE_TRACEBACK"):
             raise
-        _fail(f"loopwise {name}: {_one_line(error)}", status=1)
+        _fail(f"loopwise {name}: {one_line(error)}", status=1)
     except RuntimeError as error:  # torch's word for a shape, a device or a memory that does not fit
         if os.environ.get("LOOPWISE_TRACEBACK"):
             raise
-        _fail(f"loopwise {name}: {_one_line(error)[:300]} (LOOPWISE_TRACEBACK=1 shows where)", status=1)
+        _fail(f"loopwise {name}: {one_line(error)[:300]} (LOOPWISE_TRACEBACK=1 shows where)", status=1)
 
 
 def _parse(command: type[Any], name: str, args: list[str]) -> Any:
@@ -126,7 +129,7 @@ def _saved_args(command: type[Any], name: str, file: Path, given: list[str]) -> 
         saved = json.loads(file.read_text(encoding="utf-8"))
         found, config = saved["command"], dict(saved["config"])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {_one_line(error)})", status=2)
+        _fail(f"loopwise {name}: --config {file} cannot be read ({type(error).__name__}: {one_line(error)})", status=2)
     if found != name:
         _fail(f"loopwise {name}: {file} was saved by loopwise {found}", status=2)
     model = config.pop(_POSITIONAL.get(found, "model"), None)
@@ -172,13 +175,9 @@ def _unboxed(text: str) -> str:
     return " ".join(words) or "the arguments cannot be read"
 
 
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _fail(message: str, *, status: int) -> NoReturn:
+    if status == 2 and is_silent():  # every process of torchrun gets the same arguments
+        end_silently()
     print(message, file=sys.stderr)
     raise SystemExit(status)
 

@@ -16,6 +16,13 @@ class UsageError(ValueError):
     """Options that do not go together."""
 
 
+def one_line(error: BaseException) -> str:
+    """An error's message in one line, with the file's name where there is one."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def print_json(value: Any) -> None:
     """Machine-readable output on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
@@ -55,7 +62,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.label = ""
-        self.started = self.last = 0.0
+        self.started = self.last = self.first = 0.0
         self.bar: Any = None
         self.task: Any = None
         if sys.stderr.isatty() and not quiet:
@@ -72,17 +79,20 @@ class Progress:
             return
         now = time.monotonic()
         if label != self.label:
-            self.label, self.started, self.last = label, now, now
+            # What was done before (by an earlier process, or ahead of another step) took none of the time that counts from here on.
+            self.label, self.started, self.last, self.first = label, now, now, done
             if self.bar:
                 self.bar.start()
-                self.task = self.bar.add_task(label, total=total)
+                self.task = self.bar.add_task(label, total=total, completed=done)
         if self.bar:
             self.bar.update(self.task, completed=done, total=total)
         elif now - self.last >= 15.0 or done >= total:
             self.last = now
             elapsed = now - self.started
-            known = done >= _LEAST_SHARE * total
-            left = f"{_clock(elapsed * (total - done) / done)} left" if known else "time left not known yet"
+            own = done - self.first
+            known = own > 0 and own >= _LEAST_SHARE * total
+            seconds_left = 0.0 if done >= total else elapsed * (total - done) / own if known else None
+            left = "time left not known yet" if seconds_left is None else f"{_clock(seconds_left)} left"
             print(f"{label}: {done / total:.0%}, {_clock(elapsed)} gone, {left}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:

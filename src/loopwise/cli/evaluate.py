@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from ..records import Record
+from ..records import Run
 from .console import Progress, print_json, save_config
 from .losses import EVALUATE_ONLY, LOSS_TASK, evaluate_loss_command, refuse_given
+from .ranks import refuse_ranks, together
+from .suites import DECODING, evaluate_suite_command, is_likelihood, run_figures
+
+if TYPE_CHECKING:
+    from ..evaluation import Ranks
+    from ..models import Loaded
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,14 @@ class Command:
     """Graded answers of one arm, written as they come; the same command resumes after a kill.
 
     Example: loopwise evaluate smollm2 --loops "12:16 x2 damped beta=0.5" --task ladder --budget 64 --limit 48 --out runs/a
+    Several processes: torchrun --nproc-per-node 2 -m loopwise evaluate MODEL --task gsm8k --out runs/a
     """
 
     model: Annotated[str, tyro.conf.Positional]
     """A Hugging Face id, a folder (a loop.json in it counts), or smollm2."""
     task: str
-    """One of docs/benchmarks.md, e.g. ladder, gsm8k, math500; parts as in ladder:0-3, bbh:snarks, bfcl_v3:simple. Or loss."""
+    """One of docs/benchmarks.md, e.g. ladder, gsm8k, math500; parts as in ladder:0-3, bbh:snarks, bfcl_v3:simple; one of lm-eval's, as
+    in lm-eval:arc_challenge@25:acc_norm; a suite, e.g. arloop-controlled, each of its tasks into a folder of --out; or loss."""
     out: Path
     """The run's folder: header.json and records.jsonl."""
     loops: str | None = None
@@ -64,7 +71,9 @@ class Command:
     batch_size: int = 16
     """Answers decoded together, or windows read together."""
     fixed_rows: bool = False
-    """Keep every batch as it began; finished rows are carried along."""
+    """Keep every batch as it began; finished rows are carried along, and no prompt takes their place."""
+    engine: Literal["eager", "static", "compiled"] = "eager"
+    """How steps run: docs/engines.md. static keeps every shape; compiled is static through torch.compile."""
     allow_code_execution: bool = False
     """Let tasks that need it (humaneval, mbpp) run the code that the model writes, behind walls: docs/code-execution.md."""
     dtype: str = "auto"
@@ -76,12 +85,29 @@ class Command:
 
     def run(self) -> None:
         if self.task == LOSS_TASK:
+            refuse_ranks(f"--task {LOSS_TASK}")
             return evaluate_loss_command(self)
+        from ..tasks import SUITES
+
+        if self.task in SUITES:
+            return evaluate_suite_command(self)
+        if is_likelihood(self.task):
+            refuse_ranks(f"--task {self.task}")
+        with together() as ranks:
+            run = self.evaluated(ranks)
+        if ranks is None or ranks.rank == 0:
+            self._print(run)
+
+    def evaluated(self, ranks: Ranks | None = None, loaded: Loaded | None = None) -> Run:
+        """Run the task; ``loaded`` is the model where it is loaded already."""
         refuse_given(self, EVALUATE_ONLY, f"is read by --task {LOSS_TASK} only; leave it out")
+        if is_likelihood(self.task):
+            refuse_given(self, DECODING, f"has no meaning with --task {self.task}, which decodes nothing; leave it out")
         from ..tasks import permit, task_named
 
         task = permit(task_named(self.task), self.allow_code_execution)
-        task.load(self.data, self.limit)  # fails before a model is loaded
+        if loaded is None:
+            task.load(self.data, self.limit)  # fails before a model is loaded
         from ..evaluation import evaluate, task_budget_tokens, task_rule
         from ..models import load
 
@@ -97,8 +123,11 @@ class Command:
         )
         budget = task_budget_tokens(task, thinking=rule.thinking) if self.budget is None else self.budget
         rule.check_budget(budget)
-        model, tokenizer = load(self.model, loops=self.loops, dtype=self.dtype, device=self.device)
-        save_config(self.out, "evaluate", self)
+        model, tokenizer = loaded or load(
+            self.model, loops=self.loops, dtype=self.dtype, device=ranks.own_device(self.device) if ranks else self.device
+        )
+        if ranks is None or ranks.rank == 0:
+            save_config(self.out, "evaluate", self)
         progress = Progress(quiet=self.json)
         run = evaluate(
             model,
@@ -113,31 +142,25 @@ class Command:
             data=self.data,
             batch_size=self.batch_size,
             fixed_rows=self.fixed_rows,
+            engine=self.engine,
+            ranks=ranks,
             progress=lambda share: progress(f"{task.name}, {budget} tokens", share, 1.0),
         )
         progress.close()
+        return run
+
+    def _print(self, run: Run) -> None:
         answers = run.records
-        correct = sum(record.correct for record in answers) / len(answers)
-        finished = sum(bool(record.finished) for record in answers) / len(answers)
-        macro = _macro_percent(answers)
+        figures = run_figures(run)
+        correct, finished, macro = figures["accuracy_percent"], figures["finished_percent"], figures["macro_percent"]
         if self.json:
-            figures = {"accuracy_percent": 100 * correct, "macro_percent": macro, "finished_percent": 100 * finished}
             print_json(run.header | {"out": str(self.out)} | figures)
         else:
             parity = run.header["parity"]
             over_subtasks = "" if macro is None else f" ({macro:.1f} % as the mean over subtasks)"
             print(
-                f"{self.out}: {run.header['arm']} on {task.name}: {100 * correct:.1f} % correct{over_subtasks}, "
-                f"{100 * finished:.1f} % finished, {len(answers)} answers\n"
+                f"{self.out}: {run.header['arm']} on {run.header['task']}: {correct:.1f} % correct{over_subtasks}, "
+                f"{finished:.1f} % finished, {len(answers)} answers\n"
                 f"loops {run.header['loops']}, layer passes {run.header['layer_pass_ratio']:.3f}x; "
                 f"cached decoding equals full recompute to {parity['max_abs_logit_difference']:.1g} ({parity['dtype']})"
             )
-
-
-def _macro_percent(answers: Sequence[Record]) -> float | None:
-    """The unweighted mean of the accuracies of a benchmark's subtasks; None where it has none."""
-    subtasks: dict[str, list[bool]] = {}
-    for record in answers:
-        if "subtask" in record.extra:
-            subtasks.setdefault(record.extra["subtask"], []).append(record.correct)
-    return 100 * sum(sum(one) / len(one) for one in subtasks.values()) / len(subtasks) if subtasks else None

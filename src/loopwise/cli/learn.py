@@ -28,7 +28,7 @@ class Command:
     """
 
     recipe: Annotated[str, tyro.conf.Positional]
-    """short-ft, long-ft, conversion, anchored, continued or lora-ft: docs/learning.md."""
+    """short-ft, long-ft, conversion, anchored, continued, lora-ft or lora-grpo: docs/learning.md."""
     model: str | None = None
     """The model that learns: a Hugging Face id, a folder, or smollm2."""
     begins: Annotated[Path | None, tyro.conf.arg(aliases=["--from"])] = None
@@ -63,6 +63,14 @@ class Command:
     """Of long-ft: time of training steps that the looped model may take."""
     rank: int | None = None
     """Of recipes with LoRA: the adapter's."""
+    problems: tuple[str, ...] = ()
+    """Of lora-grpo: tasks whose train splits are asked; default: the recipe's."""
+    grpo_steps: int | None = None
+    """Of lora-grpo: updates by reinforcement learning; default: the recipe's."""
+    grpo_budget: int | None = None
+    """Of lora-grpo: tokens of an answer at most; default: the recipe's."""
+    no_thinking: bool = False
+    """Of lora-grpo: ask without the chat template's thinking mode."""
     raw: bool = False
     """No chat template: each answer right behind its question."""
     question: str | None = None
@@ -141,6 +149,7 @@ class Command:
             if not isinstance(settings, LongFinetune):
                 raise UsageError(f"--budget-seconds is for long-ft, not for {self.recipe}; give --tokens")
             settings = replace(settings, budget_seconds=self.budget_seconds)
+        settings = self._with_grpo(settings)
         rows = Rows(num_sequences=self.batch or rows.num_sequences, sequence_tokens=self.sequence_tokens or rows.sequence_tokens)
         same: dict[str, Any] = {name: getattr(self, name) for name in _DATA_OPTIONS}
         return LearningSet(
@@ -164,6 +173,21 @@ class Command:
                 evaluate_every_steps=self.evaluate_every,
             ),
         )
+
+    def _with_grpo(self, settings: LearningSettings) -> LearningSettings:
+        """The settings with what was given for reinforcement learning."""
+        from dataclasses import replace
+
+        from ..training import LoraGrpo
+
+        given: dict[str, Any] = {"problems": self.problems or None, "num_steps": self.grpo_steps, "budget_tokens": self.grpo_budget}
+        given |= {"thinking": False if self.no_thinking else None}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if changes and not isinstance(settings, LoraGrpo):
+            raise UsageError(
+                f"--problems, --grpo-steps, --grpo-budget and --no-thinking are for lora-grpo, not for {self.recipe}; leave them out"
+            )
+        return replace(settings, grpo=replace(settings.grpo, **changes)) if isinstance(settings, LoraGrpo) else settings
 
     def _describe(self, scale: Scale) -> None:
         from ..recipes.learning_guesses import guesses
@@ -193,6 +217,8 @@ class Command:
             print_json({"members": [_estimate_json(one) for one in found], "num_seeds": len(chosen.seeds)})
             return
         print(table([_estimate_row(one) for one in found], ("member", "loops", "steps", "tokens", "training FLOPs", "why")))
+        if self.recipe == "lora-grpo":
+            print("\nof the first stage alone: nobody knows before how long the answers of the second will be")
         known = [one.flops for one in found if one.flops is not None]
         rest = "" if len(known) == len(found) else f", {len(found) - len(known)} members left out whose steps are measured first"
         print(f"\n{len(found)} members, {len(chosen.seeds)} seeds, {len(chosen.seeds) * sum(known):.3g} training FLOPs in all{rest}")

@@ -54,7 +54,7 @@ class Command:
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes."""
     compile: bool = False
-    """Compile attention and MLP of every layer."""
+    """Compile attention and MLP of every layer, and depth-attention reads and norms."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     estimate: bool = False

@@ -13,9 +13,9 @@ from .summary import summary
 if TYPE_CHECKING:
     from .trial import Command as TrialCommand
 
-SET_ONLY = ("depths",)
+SET_ONLY = ("depths", "before")
 """Options of ``trial`` that only a set reads."""
-_OF_ONE_MODEL = ("loops", "placement", "twin", "noise_floor", "seed")
+_OF_ONE_MODEL = ("loops", "placement", "twin", "noise_floor", "noise_floor_of", "larger_model", "seed")
 
 
 def set_trial_command(command: TrialCommand) -> None:
@@ -32,6 +32,7 @@ def set_trial_command(command: TrialCommand) -> None:
         tasks=command.task,
         budgets=command.budgets,
         depths=command.depths,
+        before=command.before,
         progress=progress,
         settings=command.settings(),
     )

@@ -97,7 +97,7 @@ class Command:
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes."""
     compile: bool = False
-    """Compile attention and MLP of every layer."""
+    """Compile attention and MLP of every layer, and depth-attention reads and norms."""
     checkpoint_activations: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
     checkpoint_every: int = 500

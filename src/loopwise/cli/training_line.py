@@ -53,7 +53,9 @@ class TrainingLine:
             print(text, file=sys.stderr, flush=True)
 
     def evaluation(self, step: int, results: dict[str, float]) -> None:
-        """Show what an evaluation found."""
+        """Show what an evaluation found; nothing where there was nothing to measure on."""
+        if not results:
+            return
         found = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in results.items())
         self.note(f"step {step}: {found}")
 

@@ -4,6 +4,7 @@ from .account import CONVENTIONS, Breakdown, Convention, Cost, cost_of
 from .config import CostError
 from .families import COMPOSITES, FAMILIES
 from .meter import Meter
+from .regime import Rates, Regime, StepBound, bound_of, step_bytes, step_flops
 from .shape import LayerShape, ModelShape, read_shape
 from .totals import answer_flops, describe, memory_bytes, training_flops, training_flops_6nd
 
@@ -18,11 +19,17 @@ __all__ = [
     "LayerShape",
     "Meter",
     "ModelShape",
+    "Rates",
+    "Regime",
+    "StepBound",
     "answer_flops",
+    "bound_of",
     "cost_of",
     "describe",
     "memory_bytes",
     "read_shape",
+    "step_bytes",
+    "step_flops",
     "training_flops",
     "training_flops_6nd",
 ]

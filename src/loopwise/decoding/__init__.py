@@ -1,22 +1,29 @@
 """Decoding: batched generation under one rule for both twins, and multiple choice by letters."""
 
-from .batch import plan_batches
+from .batch import Batch, plan_batches
 from .chat import Chat, Thinking, read_chat
 from .letters import LetterChoice, score_letters
-from .loop import generate
+from .loop import evaluating, generate
 from .repetition import RepetitionWatch, repeats
-from .values import Completion, DecodingError, DecodingRule, Progress, StopReason
+from .static import StaticBatch, check_static
+from .values import ENGINES, Completion, DecodingError, DecodingRule, Engine, Progress, StopReason
 
 __all__ = [
+    "ENGINES",
+    "Batch",
     "Chat",
     "Completion",
     "DecodingError",
     "DecodingRule",
+    "Engine",
     "LetterChoice",
     "Progress",
     "RepetitionWatch",
+    "StaticBatch",
     "StopReason",
     "Thinking",
+    "check_static",
+    "evaluating",
     "generate",
     "plan_batches",
     "read_chat",

@@ -9,8 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models import cache_argument
-from .cache import decoding_cache, keep_rows
+from .cache import can_refill, decoding_cache, drop_columns, keep_rows, put_rows
 from .values import DecodingError
+
+DROP_SHARE = 1 / 8
+"""Padding that no row needs any more is dropped once it is this share of the columns. Dropping copies the cache once. A guess: at
+128 columns and above, an eighth less to read at each step repays that before the next eighth is due."""
 
 
 def plan_batches(prompt_lengths: Sequence[int], batch_size: int) -> tuple[tuple[int, ...], ...]:
@@ -48,22 +52,34 @@ def check_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], budg
 
 
 class Batch:
-    """Prompts, cache, mask and positions on the model's device."""
+    """Prompts, cache, mask and positions on the model's device; rows leave it and join it."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], budget_tokens: int, pad_id: int) -> None:
-        """Pad the prompts on the left; nothing runs yet."""
+    can_leave = True
+    """Whether `keep` works."""
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], budget_tokens: int, pad_id: int, *, bucket_tokens: int = 1
+    ) -> None:
+        """Pad the prompts on the left, to a multiple of ``bucket_tokens``; nothing runs yet."""
+        self.cache = decoding_cache(model)
+        self.width = -(-max(len(prompt) for prompt in prompts) // bucket_tokens) * bucket_tokens
+        """Columns so far."""
+        self.padding = [self.width - len(prompt) for prompt in prompts]
+        """How many of them, from the left, are none of the row's own."""
         self._model = model
-        self._cache = decoding_cache(model)
         inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
-        self._cache_argument = cache_argument(inner)  # PEFT's own forward names no cache and hands on what it gets
-        self._width = max(len(prompt) for prompt in prompts)
-        self._padding = [self._width - len(prompt) for prompt in prompts]
-        padded = [[pad_id] * padding + list(prompt) for padding, prompt in zip(self._padding, prompts, strict=True)]
+        self.cache_argument = cache_argument(inner)  # PEFT's own forward names no cache and hands on what it gets
+        self._budget_tokens = budget_tokens
+        self._pad_id = pad_id
+        padded = [[pad_id] * padding + list(prompt) for padding, prompt in zip(self.padding, prompts, strict=True)]
         self._prompt_ids = torch.tensor(padded, device=model.device)
-        self._positions = (torch.arange(self._width)[None] - torch.tensor(self._padding)[:, None]).clamp(min=0).to(model.device)
-        # The mask is laid out to its full length once; each step takes one column more of it.
-        columns = torch.arange(self._width + budget_tokens)[None]
-        self._mask = (columns >= torch.tensor(self._padding)[:, None]).long().to(model.device)
+        self._positions = (torch.arange(self.width)[None] - torch.tensor(self.padding)[:, None]).clamp(min=0).to(model.device)
+        self._mask = self._lay_out_mask()
+
+    @property
+    def can_refill(self) -> bool:
+        """Whether `refill` works: not for every kind of cache slot."""
+        return can_refill(self.cache)
 
     def prefill(self) -> Tensor:
         """Run the prompts; the logits of each row's next token, shape (rows, vocabulary)."""
@@ -73,29 +89,60 @@ class Batch:
 
     def step(self, token_ids: Sequence[int]) -> Tensor:
         """Run one further token of each row; the logits of the next."""
-        self._width += 1
+        self.width += 1
         self._positions = self._positions + 1
         return self._forward(torch.tensor(token_ids, device=self._positions.device)[:, None])
 
     def keep(self, rows: Sequence[int]) -> Tensor:
         """Go on with these rows only, without the columns that only the others needed; the rows as indices on the device."""
         index = torch.tensor(rows, device=self._positions.device)
-        self._padding = [self._padding[row] for row in rows]
-        dropped = keep_rows(self._cache, index, min(self._padding))
-        self._padding = [padding - dropped for padding in self._padding]
-        self._width -= dropped
+        self.padding = [self.padding[row] for row in rows]
+        dropped = keep_rows(self.cache, index, min(self.padding))
+        self.padding = [padding - dropped for padding in self.padding]
+        self.width -= dropped
         self._mask = self._mask.index_select(0, index)[:, dropped:]
         self._positions = self._positions.index_select(0, index)
         return index
 
+    def refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Put new prompts where these rows stood; the logits of their next tokens.
+
+        The prompts run by themselves and end in the batch's newest column, so that all rows go on together.
+        """
+        new = Batch(self._model, prompts, 0, self._pad_id)
+        logits = new.prefill()
+        index = torch.tensor(rows, device=self._positions.device)
+        put_rows(self.cache, index, new.cache)
+        width = max(self.width, new.width)
+        self.padding = [padding + width - self.width for padding in self.padding]
+        for row, padding in zip(rows, new.padding, strict=True):
+            self.padding[row] = padding + width - new.width
+        self.width = width
+        self._positions = self._positions.index_copy(0, index, new._positions)
+        self._drop_padding()
+        self._mask = self._lay_out_mask()
+        return logits
+
+    def _drop_padding(self) -> None:
+        common = min(self.padding)
+        if common >= DROP_SHARE * self.width:
+            drop_columns(self.cache, common)
+            self.padding = [padding - common for padding in self.padding]
+            self.width -= common
+
+    def _lay_out_mask(self) -> Tensor:
+        """The mask as far as any row can get from here; each step takes one column more of it."""
+        columns = torch.arange(self.width + self._budget_tokens)[None]
+        return (columns >= torch.tensor(self.padding)[:, None]).long().to(self._prompt_ids.device)
+
     def _forward(self, input_ids: Tensor) -> Tensor:
         output = self._model(
             input_ids=input_ids,
-            attention_mask=self._mask[:, : self._width],
+            attention_mask=self._mask[:, : self.width],
             position_ids=self._positions,
             use_cache=True,
             logits_to_keep=1,
-            **{self._cache_argument: self._cache},
+            **{self.cache_argument: self.cache},
         )
         logits: Tensor = output.logits[:, -1]
         return logits

@@ -1,4 +1,4 @@
-"""A cache whose keys and values grow in place, and leave row by row.
+"""A cache whose keys and values grow in place, and which rows leave and join.
 
 Hugging Face's dynamic slots join the whole past to each new token, a copy of the cache at every step. These slots keep room
 to write into and hand out views of it. Whatever sets ``keys`` and ``values`` from outside, as reordering and selecting rows
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from ..models import dynamic_cache
 
@@ -56,6 +57,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[:, :, num_columns:], self.values[:, :, num_columns:]
 
+    def put_rows(self, rows: Tensor, other: GrowingLayer) -> None:
+        """Overwrite these rows by those of ``other``, newest column on newest column; where it has more columns, all get them."""
+        assert self.keys is not None and self.values is not None and other.keys is not None and other.values is not None
+        columns = other.keys.shape[2]
+        if (missing := columns - self.keys.shape[2]) > 0:
+            self.keys, self.values = (pad(kept, (0, 0, missing, 0)) for kept in (self.keys, self.values))
+        first = self.keys.shape[2] - columns
+        self.keys[rows, :, first:] = other.keys
+        self.values[rows, :, first:] = other.values
+
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values behind those that ``keys`` and ``values`` hold; all of them."""
         if not self.is_initialized:
@@ -78,6 +89,12 @@ class GrowingSlidingLayer(GrowingLayer, DynamicSlidingWindowLayer):  # type: ign
         kept = -self.sliding_window + 1
         self._handed_out = self.keys, self.values = keys[:, :, kept:], values[:, :, kept:]
         return keys, values
+
+    def put_rows(self, rows: Tensor, other: GrowingLayer) -> None:
+        """As for full attention; both hold the last columns of their sequences, and the longer sequence is the batch's."""
+        super().put_rows(rows, other)
+        assert isinstance(other, GrowingSlidingLayer)
+        self.cumulative_length = max(self.cumulative_length, other.cumulative_length)
 
     def drop_left(self, num_columns: int) -> None:
         """Forget the first columns of the sequence, which must be padding in every row."""
@@ -115,3 +132,44 @@ def keep_rows(cache: Cache, rows: Tensor, padding_columns: int) -> int:
     for layer in growing:
         layer.drop_left(padding_columns)
     return padding_columns
+
+
+def can_refill(cache: Cache) -> bool:
+    """Whether `put_rows` knows every slot of ``cache``: growing attention, and linear attention with nothing beside it."""
+    return all(isinstance(layer, GrowingLayer) or is_linear(layer) for layer in cache.layers)
+
+
+def is_linear(layer: Any) -> bool:
+    """Whether a slot holds the states of linear attention or a short convolution, and no keys."""
+    return isinstance(layer, LinearAttentionLayer) and not isinstance(layer, CacheLayerMixin)
+
+
+def put_rows(cache: Cache, rows: Tensor, other: Cache) -> None:
+    """Overwrite these rows of a filled cache by those of ``other``, another filled cache of the same model.
+
+    Both end in their newest column. Columns of the batch before a row's own are whatever they were: the mask hides them.
+    """
+    for ours, theirs in zip(cache.layers, other.layers, strict=True):
+        if isinstance(ours, GrowingLayer):
+            ours.put_rows(rows, theirs)  # type: ignore[arg-type]  # the same kind, of the same model
+        else:
+            put_states(ours, rows, theirs)
+
+
+def drop_columns(cache: Cache, num_columns: int) -> None:
+    """Forget the first columns of the sequences, padding in every row."""
+    for layer in cache.layers:
+        if isinstance(layer, GrowingLayer):
+            layer.drop_left(num_columns)
+
+
+def put_states(ours: Any, rows: Tensor, theirs: Any) -> None:
+    """Overwrite these rows of a linear-attention slot, in place."""
+    for mine, other in zip(states(ours), states(theirs), strict=True):
+        mine[rows] = other
+
+
+def states(layer: Any) -> list[Tensor]:
+    """The filled states of a linear-attention slot: of convolutions, then recurrent ones."""
+    held = [state for kind in (layer.conv_states, layer.recurrent_states) for state in kind.values()]
+    return [state for state in held if state is not None]

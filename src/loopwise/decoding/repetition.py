@@ -31,13 +31,16 @@ class RepetitionWatch:
     """From long to short, as the tokens before the newest lie in a row."""
 
     def __init__(self, num_rows: int, num_steps: int) -> None:
-        """Watch ``num_rows`` rows for at most ``num_steps`` tokens each."""
+        """Watch ``num_rows`` rows; ``num_steps`` is how many steps there is room for before the past is moved to the front."""
         self._seen = np.full((num_rows, MAX_PERIOD + num_steps), -1, dtype=np.int64)  # -1 is no token and never matches
         self._runs = np.zeros((num_rows, len(self._PERIODS)), dtype=np.int32)
         self._step = 0
 
     def update(self, token_ids: Sequence[int]) -> list[bool]:
         """Add one token to each row; for each row whether its output now ends in a repetition."""
+        if MAX_PERIOD + self._step == self._seen.shape[1]:
+            self._seen[:, :MAX_PERIOD] = self._seen[:, self._step :].copy()
+            self._step = 0
         new = np.asarray(token_ids, dtype=np.int64)[:, None]
         before = self._seen[:, self._step : self._step + len(self._PERIODS)]
         self._runs += 1

@@ -87,15 +87,17 @@ class Row:
         "_thinking",
         "forced_mask",
         "index",
-        "prompt_tokens",
+        "key",
+        "prompt",
         "stop",
         "token_ids",
     )
 
-    def __init__(self, script: Script, index: int, prompt_tokens: int, thinking: bool) -> None:
-        """Begin after prompt number ``index``, in an open thinking block or not."""
+    def __init__(self, script: Script, index: int, prompt: Sequence[int], key: Sequence[int], thinking: bool) -> None:
+        """Begin after prompt number ``index``, its draws named by ``key``, in an open thinking block or not."""
         self.index = index
-        self.prompt_tokens = prompt_tokens
+        self.prompt = prompt
+        self.key = key
         self.token_ids: list[int] = []
         self.forced_mask: list[bool] = []
         self.stop: StopReason | None = None
@@ -104,6 +106,11 @@ class Row:
         self._closed_itself = False
         self._forced = False
         self._queue: list[int] = []
+
+    @property
+    def forces(self) -> bool:
+        """Whether the next token is a forced one, whatever is chosen."""
+        return bool(self._queue)
 
     def emit(self, chosen: int) -> int:
         """Take the next token, a forced one instead of ``chosen`` while some are due; the token taken."""
@@ -175,7 +182,7 @@ class Row:
         return Completion(
             text=self._script.chat.text(self.token_ids),
             token_ids=tuple(self.token_ids),
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=len(self.prompt),
             generated_tokens=len(self.token_ids),
             forced_tokens=sum(self.forced_mask),
             forced_mask=tuple(self.forced_mask),

@@ -22,28 +22,43 @@ class Picker:
             num_steps: how many tokens a row can have.
         """
         self._rule = rule
-        self._step = 0
+        self._num_steps = num_steps
+        self._device = device
         if rule.greedy:
             return
-        draws = np.stack([np.random.default_rng(list(key)).random(num_steps) for key in keys])
-        exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        self._draws = torch.from_numpy(draws).to(device, exact)
+        self._draws = self._new_draws(keys)
+        self._steps = torch.zeros(len(keys), dtype=torch.long, device=device)
+        """How many of its draws each row has used."""
 
     def pick(self, logits: Tensor) -> list[int]:
         """The next token of each row, from logits of shape (rows, vocabulary)."""
         chosen: list[int] = self._choose(logits).tolist()
-        self._step += 1
         return chosen
 
     def _choose(self, logits: Tensor) -> Tensor:
         if self._rule.greedy:
             return logits.max(dim=-1).indices  # in bf16 on a CPU four times as fast as argmax; both give the first of equals
-        return draw(logits, self._draws[:, self._step].to(logits.device), self._rule)
+        uniform = self._draws.gather(1, self._steps[:, None])[:, 0]
+        self._steps = (self._steps + 1).clamp(max=self._num_steps - 1)  # a row that ended may be carried along for longer
+        return draw(logits, uniform.to(logits.device), self._rule)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
         if not self._rule.greedy:
             self._draws = self._draws.index_select(0, rows)
+            self._steps = self._steps.index_select(0, rows)
+
+    def refill(self, rows: Sequence[int], keys: Sequence[Sequence[int]]) -> None:
+        """New streams, named by ``keys``, where these rows stood."""
+        if not self._rule.greedy:
+            index = torch.tensor(rows, device=self._device)
+            self._draws[index] = self._new_draws(keys)
+            self._steps[index] = 0
+
+    def _new_draws(self, keys: Sequence[Sequence[int]]) -> Tensor:
+        draws = np.stack([np.random.default_rng(list(key)).random(self._num_steps) for key in keys])
+        exact = torch.float32 if self._device.type == "mps" else torch.float64  # MPS has no float64
+        return torch.from_numpy(draws).to(self._device, exact)
 
 
 def draw(logits: Tensor, uniform: Tensor, rule: DecodingRule) -> Tensor:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 StopReason = Literal["end", "budget", "forced", "repetition"]
+
+Engine = Literal["eager", "static", "compiled"]
+"""How steps run. ``eager``: caches that grow, rows that leave. ``static``: every shape fixed. ``compiled``: static, by torch.compile."""
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class DecodingError(ValueError):
@@ -103,9 +107,9 @@ class Progress:
 
     rows_done: int
     num_rows: int
-    batches_done: int
-    num_batches: int
     step: int
-    """Tokens that each running row of this batch has so far."""
+    """Steps of this batch so far; without refill, the tokens that each running row has."""
     budget_tokens: int
-    """Tokens that it can have at most."""
+    """Tokens that a row can have at most."""
+    share: float
+    """The work done, 0 to 1: rows that ended, and what the running ones have of their budget."""

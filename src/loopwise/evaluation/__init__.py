@@ -1,9 +1,11 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
 from .defaults import task_budget_tokens, task_rule, task_samples
+from .log_likelihood import parity_prompts
 from .loss import LOSS_TASK, evaluate_loss
 from .loss_text import LossText, encode_text
 from .parity import Parity, ParityError, check_parity
+from .ranks import Ranks, RanksError, join_ranks
 from .run import evaluate
 
 __all__ = [
@@ -11,10 +13,14 @@ __all__ = [
     "LossText",
     "Parity",
     "ParityError",
+    "Ranks",
+    "RanksError",
     "check_parity",
     "encode_text",
     "evaluate",
     "evaluate_loss",
+    "join_ranks",
+    "parity_prompts",
     "task_budget_tokens",
     "task_rule",
     "task_samples",

@@ -19,6 +19,11 @@ from ..tasks import Task
 from .defaults import own_decoding
 
 FORMAT = "loopwise-run/1"
+SCORED_BY = {
+    "letters": "next-token logit of the letters, fp32",
+    "log-likelihood": "sum of the log-probabilities of each continuation's tokens, in the model's dtype",
+}
+"""How tasks are answered that decode nothing, by their kind."""
 
 
 def versions() -> dict[str, str]:
@@ -66,10 +71,11 @@ def run_header(
     seed: int,
     batch_size: int,
     fixed_rows: bool,
+    engine: str,
     parity: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The whole header, as `loopwise.records.RunWriter` keeps it."""
-    letters = task.kind == "letters"
+    scored_by = SCORED_BY.get(task.kind)
     return {
         "format": FORMAT,
         "arm": arm,
@@ -78,15 +84,16 @@ def run_header(
         "task_version": task.version,
         "num_items": num_items,
         "items_hash": items_hash,
-        "rule": "letters" if letters else rule.name,
-        "decoding": {"scored_by": "next-token logit of the letters, fp32"} if letters else asdict(rule),
+        "rule": task.kind if scored_by else rule.name,
+        "decoding": {"scored_by": scored_by} if scored_by else asdict(rule),
         "task_decoding": own_decoding(task),
         "budget_tokens": budget_tokens,
         "reserve_tokens": rule.reserve_tokens if rule.budget_forcing else None,
         "samples": samples,
         "seeds": [seed],
         "batch_size": batch_size,
-        "batch_plan": "fixed-rows" if fixed_rows else "shrinking",
+        "batch_plan": "fixed-rows" if fixed_rows else "refill",
+        "engine": engine,
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "parity": parity,

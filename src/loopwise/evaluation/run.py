@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cost import Meter, ModelShape, answer_flops, read_shape
-from ..decoding import Completion, DecodingRule, generate, plan_batches, read_chat, score_letters
+from ..decoding import Completion, DecodingRule, Engine, check_static, generate, plan_batches, read_chat, score_letters
 from ..decoding.batch import check_prompts
 from ..decoding.rows import write_script
 from ..loops import Loop
@@ -23,9 +23,15 @@ from ..tasks import Item, Task, permit, task_named, wall_facts
 from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
 from .header import model_facts, run_header
 from .parity import Parity, check_parity
+from .ranks import Ranks
+from .spreading import Spread
 
 Progress = Callable[[float], None]
 """Called with the share of the run that is done, 0 to 1."""
+REFILL_BATCHES = 8
+"""So many batches are one group, within which rows that end make place for the next. A group that was not finished when a run
+was killed is decoded again as a whole, so that an answer's batch mates, and with them its last bits, are the same as without the
+kill; of several processes each takes a group. A guess between that work, and the rows that stand idle at the end of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +61,36 @@ def evaluate(
     items: Sequence[Item] | None = None,
     batch_size: int = 16,
     fixed_rows: bool = False,
+    engine: Engine = "eager",
     arm: str | None = None,
     parity: Parity | None = None,
     allow_code_execution: bool = False,
+    ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Evaluate one arm on one task.
 
-    Every prompt's batch follows from the task, the tokenizer and ``batch_size`` alone, so that twins see the same batches.
-    With ``out`` each answer is on the disk as soon as its batch's writer has it, and the same call goes on after a kill:
-    an unfinished batch is decoded again as a whole, and only the records that are missing are added.
+    Which prompts share a group of batches follows from the task, the tokenizer and ``batch_size`` alone, so that twins see the same
+    groups; within one, the next prompt takes the place of a row that ended (not with ``fixed_rows``). With ``out`` each answer is on
+    the disk as soon as it ends, and the same call goes on after a kill: an unfinished group is decoded again as a whole, and only
+    the records that are missing are added.
 
     Args:
         rule: default plain, at the task's own temperature, mostly greedy; the reserve of budget forcing is the rule's own (see
             `Task.reserve_tokens`). A task that is always asked in thinking mode turns that on.
         budget_tokens: default the task's, that for thinking mode where the rule thinks.
         samples: answers per item, default the task's own number, 1 under greedy decoding; above 1 the rule needs a temperature.
+        engine: how steps run; not eager ones keep their shape, see `loopwise.decoding.Engine`. Letters and log-likelihoods run eagerly.
         items: in place of the test items that ``data`` and ``limit`` name, e.g. training problems.
         seed: the replicate: the training seed of a trained pair, and the first part of every sampling key.
         parity: a check of this very model on this task's prompts that was made before; None makes it now.
         allow_code_execution: let a task that grades by it run the code that the model writes; the header says behind which walls.
+        ranks: the processes that share the batches out, from `join_ranks`; each calls this alike and checks parity on its own model,
+            the first one writes ``out`` and reports progress, and all return the whole run. Without them this process is alone.
 
     Raises:
         ParityError: cached decoding is not the model that was meant.
+        RanksError: processes with different models, settings, versions or devices, or one that failed.
         RecordsError: ``out`` holds another run.
         TaskError, DecodingError: bad input, before anything runs.
     """
@@ -93,6 +106,13 @@ def evaluate(
     items = task.load(None if data is None else Path(data), limit) if items is None else tuple(items)
     if not items:
         raise ValueError(f"no items of {task.name} to evaluate on; give at least one")
+    if task.kind == "log-likelihood":
+        from .log_likelihood import LikelihoodWay, evaluate_log_likelihood, refuse_decoding  # which imports this module
+
+        refuse_decoding(task, rule, samples, ranks)
+        where = None if out is None else Path(out)
+        way = LikelihoodWay(out=where, seed=seed, batch_size=batch_size, budget_tokens=budget, arm=arm, progress=progress)
+        return evaluate_log_likelihood(model, tokenizer, task, items, way, parity)
     chat = read_chat(model, tokenizer)
     if task.thinking and (chat.template is None or chat.thinking is None):
         raise ValueError(
@@ -104,6 +124,8 @@ def evaluate(
     if task.kind != "letters":  # what `generate` refuses is refused here, before there is a run in the folder
         write_script(rule, chat, budget, task.answer_opener)
         check_prompts(model, prompts, budget)
+        if engine != "eager":
+            check_static(model)
     parity = parity or check_parity(model, prompts)
     walls = {"code_execution": wall_facts()} if task.executes_code else {}
     header = run_header(
@@ -118,19 +140,39 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
         fixed_rows=fixed_rows,
+        engine=engine,
         parity=parity_json(parity),
     )
     rows = [_Row(item, prompt, sample) for item, prompt in zip(items, prompts, strict=True) for sample in range(samples)]
-    answering = _Answering(model, tokenizer, task, rule, budget, seed, batch_size, fixed_rows)
+    answering = _Answering(model, tokenizer, task, rule, budget, seed, _Batching(batch_size, fixed_rows, engine))
+    spread = Spread(ranks or Ranks())
+    spread.agree(header)
+    if not spread.first:
+        answering.run(rows, set(), lambda records: None, None, spread)
+        return spread.whole_run()
     if out is None:
         kept: list[Record] = []
-        answering.run(rows, set(), kept.extend, progress)
-        return Run(header, _in_order(kept), "memory")
+        answering.run(rows, set(), kept.extend, progress, spread)
+        return spread.hand_out(Run(header, _in_order(kept), "memory"))
     with RunWriter(out, header) as writer, Meter(str(model.device)) as meter:
-        answering.run(rows, {record.key for record in writer.done}, writer.append, progress)
+        answering.run(rows, {record.key for record in writer.done}, writer.append, progress, spread)
         header = writer.header
-    _keep_meter(Path(out), meter, len(rows) - len(writer.done))
-    return Run(header, _in_order(read_run(out).records), str(out))
+    _keep_meter(Path(out), meter, len(rows) - len(writer.done), spread.ranks.size)
+    return spread.hand_out(Run(header, _in_order(read_run(out).records), str(out)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batching:
+    """How rows are decoded together."""
+
+    batch_size: int
+    fixed_rows: bool
+    engine: Engine
+
+    @property
+    def group_size(self) -> int:
+        """Rows that are decoded by one call."""
+        return self.batch_size if self.fixed_rows else REFILL_BATCHES * self.batch_size
 
 
 class _Answering:
@@ -144,8 +186,7 @@ class _Answering:
         rule: DecodingRule,
         budget_tokens: int,
         seed: int,
-        batch_size: int,
-        fixed_rows: bool,
+        batching: _Batching,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -153,8 +194,8 @@ class _Answering:
         self.rule = rule
         self.budget_tokens = budget_tokens
         self.seed = seed
-        self.batch_size = batch_size
-        self.fixed_rows = fixed_rows
+        self.batching = batching
+        self.longest_prompt_tokens = 0
         self.chat = read_chat(model, tokenizer)
         self.shape: ModelShape = read_shape(model.config.to_dict())
         self.loops: tuple[Loop, ...] = loops_of(model)
@@ -165,31 +206,26 @@ class _Answering:
         done: set[tuple[str, str, int, int]],
         write: Callable[[list[Record]], None],
         progress: Progress | None,
+        spread: Spread,
     ) -> None:
-        """Every batch that lacks a record; the batches are those of the whole run, whatever is done already."""
+        """Every group that lacks a record, or this process's part of them; the groups are those of the whole run, whatever is done
+        already and however many processes there are."""
         keys = [row.key(self.task, self.seed) for row in rows]
-        batches = [
-            batch
-            for batch in plan_batches([len(row.prompt) for row in rows], self.batch_size)
-            if not done.issuperset(keys[i] for i in batch)
-        ]
+        lengths = [len(row.prompt) for row in rows]
+        self.longest_prompt_tokens = max(lengths)
+        plan = plan_batches(lengths, self.batching.batch_size if self.task.kind == "letters" else self.batching.group_size)
+        pending = [number for number, batch in enumerate(plan) if not done.issuperset(keys[i] for i in batch)]
 
         def add(record: Record) -> None:
             if record.key not in done:
                 write([record])
 
-        for number, batch in enumerate(batches):
-
-            def report(share: float, number: int = number) -> None:
-                if progress:
-                    progress((number + share) / len(batches))
-
-            answer = self.letters if self.task.kind == "letters" else self.completions
-            answer([rows[i] for i in batch], add, report)
-            report(1.0)
+        answer = self.letters if self.task.kind == "letters" else self.completions
+        for number in spread.batches(pending, add, progress):
+            answer([rows[i] for i in plan[number]], spread.keep, spread.report)
 
     def completions(self, batch: Sequence[_Row], add: Callable[[Record], None], report: Progress) -> None:
-        """One batch of completions, each graded and written as it ends."""
+        """One group of completions, each graded and written as it ends."""
         generate(
             self.model,
             self.tokenizer,
@@ -197,11 +233,13 @@ class _Answering:
             keys=[(self.seed, _stable_int(row.item.name), row.sample) for row in batch],
             budget_tokens=self.budget_tokens,
             rule=self.rule,
-            batch_size=len(batch),
+            batch_size=self.batching.batch_size,
             answer_opener=self.task.answer_opener,
-            fixed_rows=self.fixed_rows,
+            fixed_rows=self.batching.fixed_rows,
+            engine=self.batching.engine,
+            longest_prompt_tokens=self.longest_prompt_tokens,
             on_complete=lambda index, completion: add(self.graded(batch[index], completion)),
-            progress=lambda state: report(state.step / state.budget_tokens),
+            progress=lambda state: report(state.share),
         )
 
     def graded(self, row: _Row, completion: Completion) -> Record:
@@ -273,10 +311,14 @@ def _kept_text(task: Task, text: str) -> dict[str, Any]:
     return {"text": None, "extra": {"text_sha256": hashlib.sha256(text.encode()).hexdigest(), "text_characters": len(text)}}
 
 
-def _keep_meter(out: Path, meter: Meter, num_answers: int) -> None:
-    """What this process took, beside the run; a run that was killed keeps the figures of the process that finished it."""
+def _keep_meter(out: Path, meter: Meter, num_answers: int, num_ranks: int) -> None:
+    """What this process took, beside the run; a run that was killed keeps the figures of the process that finished it.
+
+    Of several processes these are the first one's, and ``num_answers`` are those of all.
+    """
     if num_answers:
         figures = {"seconds": meter.seconds, "peak_bytes": meter.peak_bytes, "memory": meter.memory, "num_answers": num_answers}
+        figures |= {"ranks": num_ranks} if num_ranks > 1 else {}
         write_json(out / "meter.json", figures)
 
 

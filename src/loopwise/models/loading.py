@@ -22,6 +22,7 @@ EMBEDDED = "smollm2"
 """The name of the embedded default, SmolLM2-135M-Instruct."""
 CHANGED = "changed in memory"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+"""What is downloaded of a model, its weights first."""
 
 
 class Loaded(NamedTuple):
@@ -93,8 +94,11 @@ def load(
     return Loaded(model, tokenizer)
 
 
-def resolve(name: str | Path) -> Source:
+def resolve(name: str | Path, *, weights: bool = True) -> Source:
     """The local folder of a model, downloaded into the Hugging Face cache where it is not there yet.
+
+    Args:
+        weights: whether they are needed; without them only configuration and tokenizer are downloaded.
 
     Raises:
         ModelError: no such folder and no such model on the hub.
@@ -110,7 +114,7 @@ def resolve(name: str | Path) -> Source:
         return Source(str(name), path, "as published")
     if str(name).count("/") > 1 or str(name).startswith((".", "/", "~")):
         raise ModelError(f"model {str(name)!r}: no such folder")
-    return Source(str(name), _from_hub(str(name)), "as published")
+    return Source(str(name), _from_hub(str(name), _HUB_FILES if weights else _HUB_FILES[1:]), "as published")
 
 
 def resolve_loops(source: Source, loops: str | Loop | Iterable[Loop] | None = None) -> tuple[Loop, ...]:
@@ -130,12 +134,12 @@ def resolve_loops(source: Source, loops: str | Loop | Iterable[Loop] | None = No
     return check_loops([loops] if isinstance(loops, Loop) else loops, num_layers)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(f"model {name!r}: neither a folder nor to be had from the hub ({_one_line(error)}); check the name") from None
 

@@ -14,6 +14,7 @@ from .judging import compare, judge
 from .loss_values import MARGIN_MILLINATS, LossComparison, LossModel, LossRow, LossTest, LossVerdict
 from .losses import judge_losses
 from .plan import Plan, PlannedArm, PlannedTask, make_plan
+from .post_training import BeforeAfter, TaskChange, before_after, judge_before_after
 from .values import (
     ArmCost,
     ArmSummary,
@@ -36,6 +37,7 @@ __all__ = [
     "MARGIN_MILLINATS",
     "ArmCost",
     "ArmSummary",
+    "BeforeAfter",
     "Bootstrap",
     "ComparatorRow",
     "Comparison",
@@ -52,14 +54,17 @@ __all__ = [
     "PlannedArm",
     "PlannedTask",
     "SeedPoints",
+    "TaskChange",
     "TaskComparison",
     "TaskScore",
     "TestOutcome",
     "ThresholdEffect",
     "TrialError",
     "Verdict",
+    "before_after",
     "compare",
     "judge",
+    "judge_before_after",
     "judge_losses",
     "loss_verdict_from_json",
     "loss_verdict_to_json",

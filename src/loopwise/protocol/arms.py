@@ -33,6 +33,10 @@ class TaskTable:
     answers: npt.NDArray[np.object_] | None
     """Extracted answers, None among them where there was none; None where no record has one."""
     golds: tuple[str | None, ...]
+    prompts: tuple[str | None, ...] = ()
+    """Of each item what tells its prompt from others, where records say (``prompt_hash``); empty where nobody asked."""
+    sources: tuple[str, ...] = ()
+    """The files and folders that the answers were read from."""
     budget_tokens: int | None
     reserve_tokens: int | None
     version: str | None
@@ -90,6 +94,16 @@ class Arm:
         return str(values[0]) if len(set(values)) == 1 else "/".join("-" if value is None else str(value) for value in values)
 
     @property
+    def reserves_tokens(self) -> dict[str, int | None]:
+        """What budget forcing kept for the answer, of each benchmark; None where nothing is forced, or nobody says."""
+        return {task: self.tables[task].reserve_tokens for task in self.tasks}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files and folders that its answers were read from."""
+        return tuple(dict.fromkeys(source for table in self.tables.values() for source in table.sources))
+
+    @property
     def order(self) -> tuple[str, float]:
         """By rule, then by budget."""
         return (self.rule or "", float(sum(value or 0 for value in self.budgets_tokens.values())))
@@ -99,8 +113,21 @@ class Arm:
         return 100 * float(np.mean([table.correct.mean() for table in self.tables.values()]))
 
 
+def other_reserve(one: Arm, other: Arm) -> bool:
+    """Whether two arms kept other numbers of tokens for the answer, as far as both say."""
+    ours, theirs = one.reserves_tokens, other.reserves_tokens
+    return any(None not in (reserve, theirs.get(task)) and reserve != theirs[task] for task, reserve in ours.items())
+
+
 def build_table(
-    task: str, records: Iterable[Record], arm: str, *, budget_tokens: int | None, reserve_tokens: int | None, version: str | None
+    task: str,
+    records: Iterable[Record],
+    arm: str,
+    *,
+    budget_tokens: int | None,
+    reserve_tokens: int | None,
+    version: str | None,
+    sources: Sequence[str] = (),
 ) -> TaskTable:
     """The table of one benchmark's records.
 
@@ -136,9 +163,11 @@ def build_table(
         seconds=_numbers(grid, "seconds"),
         answers=_answers(grid),
         golds=tuple(cell[0].gold for cell in grid[0]),
+        prompts=tuple(None if (found := cell[0].extra.get("prompt_hash")) is None else str(found) for cell in grid[0]),
         budget_tokens=budget_tokens,
         reserve_tokens=reserve_tokens,
         version=version,
+        sources=tuple(dict.fromkeys(sources)),
     )
 
 

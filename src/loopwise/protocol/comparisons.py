@@ -100,6 +100,10 @@ class ArmSummary:
     tasks: tuple[TaskScore, ...]
     costs: tuple[ArmCost, ...]
     """The measures that this arm's records support."""
+    reserve_label: str | None = None
+    """What budget forcing kept for the answer: ``512``, or one per benchmark ``512/128``; None where nothing is forced or known."""
+    sources: tuple[str, ...] = ()
+    """The files and folders that its answers were read from; those of a trial's report from the report's own folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .arms import Arm
+from .arms import Arm, other_reserve
 from .pairing import check_twins, decoding_differences
 from .plan import RULE_PREFERENCE, Plan, PlannedArm
 from .values import ExcludedArm, TrialError
@@ -31,6 +31,7 @@ class Choice:
     rule: str | None = None
     budget_tokens: int | None = None
     budgets_tokens: Mapping[str, int] | None = None
+    reserves_tokens: Mapping[str, int] | None = None
     by: Literal["plan", "caller", "default"] = "default"
 
     @classmethod
@@ -48,7 +49,7 @@ class Choice:
                 f"the plan, written before the runs, decides by {plan.deciding_rule} at {budgets}, not by {rule} at {budget_tokens}: "
                 "leave the choice out"
             )
-        return cls(rule=plan.deciding_rule, budgets_tokens=budgets, by="plan")
+        return cls(rule=plan.deciding_rule, budgets_tokens=budgets, reserves_tokens=plan.deciding_reserves_tokens(), by="plan")
 
     def allows(self, arm: Arm) -> bool:
         """Whether an arm fits what was fixed."""
@@ -57,7 +58,13 @@ class Choice:
             self.rule in (None, arm.rule)
             and (self.budget_tokens is None or self.budget_tokens in budgets.values())
             and (self.budgets_tokens is None or budgets == dict(self.budgets_tokens))
+            and _has_reserves(arm, self.reserves_tokens or {})
         )
+
+
+def _has_reserves(arm: Arm, wanted: Mapping[str, int]) -> bool:
+    """Whether an arm kept these for the answer, as far as it says."""
+    return all(reserve is None or reserve == wanted.get(task, reserve) for task, reserve in arm.reserves_tokens.items())
 
 
 def find_pairs(looped: Sequence[Arm], twins: Sequence[Arm], choice: Choice) -> Pairs:
@@ -105,7 +112,8 @@ def _twin_of(arm: Arm, twins: Sequence[Arm]) -> Arm | None:
 
 def _match(arm: Arm, twin: Arm) -> bool:
     samples = all(arm.tables[task].samples == twin.tables[task].samples for task in arm.tasks if task in twin.tables)
-    return arm.rule == twin.rule and arm.budgets_tokens == twin.budgets_tokens and samples and not decoding_differences(arm, twin)
+    alike = arm.rule == twin.rule and arm.budgets_tokens == twin.budgets_tokens and not other_reserve(arm, twin)
+    return alike and samples and not decoding_differences(arm, twin)
 
 
 def _decide(pairs: Sequence[tuple[Arm, Arm]], choice: Choice, looped: Sequence[Arm], twins: Sequence[Arm]) -> tuple[Arm, Arm]:
@@ -119,7 +127,9 @@ def _decide(pairs: Sequence[tuple[Arm, Arm]], choice: Choice, looped: Sequence[A
     largest = max(pair[0].order for pair in of_rule)
     best = [pair for pair in of_rule if pair[0].order == largest]
     if len(best) > 1:
-        raise TrialError(f"several looped arms at one budget and rule: {_list([arm for arm, _ in best])}; judge one loop at a time")
+        raise TrialError(
+            f"several looped arms at one budget and rule: {_list([arm for arm, _ in best])}; judge one loop at a time, with one reserve"
+        )
     return best[0]
 
 
@@ -145,7 +155,10 @@ def check_complete(plan: Plan, looped: Sequence[Arm], unlooped: Sequence[Arm]) -
 
 def _is_planned(arm: Arm, planned: PlannedArm, samples: Mapping[str, int]) -> bool:
     counts = {task: len(table.samples) for task, table in arm.tables.items()}
-    return arm.rule == planned.rule and arm.budgets_tokens == dict(planned.budgets_tokens) and counts == dict(samples)
+    if planned.purpose == "larger model" and arm.name != planned.name:  # the twin has an arm that reads like it
+        return False
+    alike = arm.rule == planned.rule and arm.budgets_tokens == dict(planned.budgets_tokens) and counts == dict(samples)
+    return alike and _has_reserves(arm, dict(planned.reserves_tokens))
 
 
 def _words(choice: Choice) -> str:

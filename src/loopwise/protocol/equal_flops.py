@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import stats
-from .arms import Arm
+from .arms import Arm, other_reserve
 from .contrast import Contrasts
 from .costs import COST_FIELDS, cost_per_answer, cost_ratio, known_measures, unknown_cost_reason
 from .decide import final_word, result_of, smallest_detectable_points
@@ -54,7 +54,9 @@ def deciding_measure(looped: Arm, wanted: Measure | None) -> tuple[Measure | Non
     for measure in ("layer-passes", "flops"):
         if measure in known:
             return measure, None
-    return None, "costs are not known: records need `flops`, or `generated_tokens` together with the loop's cost ratio (--cost-ratio)"
+    return None, (
+        "costs are not known: records need `flops` (or --cost), or `generated_tokens` together with the loop's cost ratio (--cost-ratio)"
+    )
 
 
 def _lacks(looped: Arm, measure: Measure) -> str:
@@ -133,7 +135,11 @@ def _uncosted(looped: Arm, candidates: Sequence[Arm], measure: Measure) -> tuple
 
 
 def _other_rule(looped: Arm, arm: Arm) -> bool:
-    return arm.rule != looped.rule and None not in (arm.rule, looped.rule)
+    return (arm.rule != looped.rule and None not in (arm.rule, looped.rule)) or other_reserve(looped, arm)
+
+
+def _reserve_words(arm: Arm) -> str:
+    return f"{'/'.join(map(str, dict.fromkeys(arm.reserves_tokens.values())))} tokens"
 
 
 def _no_comparator(looped: Arm, candidates: Sequence[Arm], measure: Measure) -> str:
@@ -161,7 +167,12 @@ def eligibility(looped: Arm, arm: Arm, measure: Measure | None) -> tuple[bool, R
             "a larger model: shown, never deciding" + ("" if ratio is None else f" (costs {ratio_text(ratio)}x the loop)"),
         )
     if _other_rule(looped, arm):
-        return False, "other rule", f"another decoding rule than the loop's {looped.rule}: listed, never deciding"
+        what = "reserve" if arm.rule == looped.rule else "decoding rule"
+        return (
+            False,
+            "other rule",
+            f"another {what} than the loop's {_reserve_words(looped) if what == 'reserve' else looped.rule}: " + ("listed, never deciding"),
+        )
     if measure is None:
         return False, "candidate", "costs are not known"
     if ratio is None:
@@ -213,7 +224,7 @@ def _by_measure(
 
 
 def _rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure | None) -> tuple[ComparatorRow, ...]:
-    of_rule = replace(pairs, pairs=tuple(pair for pair in pairs.pairs if pair[0].rule == pairs.looped.rule))
+    of_rule = replace(pairs, pairs=tuple(pair for pair in pairs.pairs if not _other_rule(pairs.looped, pair[0])))
     same_budget = tuple(
         replace(row, decides=False, reason=_same_budget_reason(row)) for row in same_budget_rows(of_rule, contrasts, measure)
     )

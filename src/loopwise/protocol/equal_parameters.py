@@ -49,9 +49,9 @@ def equal_parameters(pairs: Pairs, contrasts: Contrasts, *, alpha: float, measur
 
 
 def same_budget_rows(pairs: Pairs, contrasts: Contrasts, measure: Measure | None) -> tuple[ComparatorRow, ...]:
-    """Every looped arm against the twin at its own budget and rule, Holm-adjusted over the budgets of each rule."""
+    """Every looped arm against the twin at its own budget and rule, Holm-adjusted over the budgets of each rule and reserve."""
     rows = [_row(looped, twin, pairs, contrasts, measure) for looped, twin in pairs.pairs]
-    rules = [looped.rule for looped, _ in pairs.pairs]
+    rules = [(looped.rule, tuple(looped.reserves_tokens.values())) for looped, _ in pairs.pairs]
     adjusted: dict[int, float] = {}
     for rule in dict.fromkeys(rules):
         family = [n for n, one in enumerate(rules) if one == rule]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -112,10 +112,11 @@ def _dataclass_from_json(kind: type, value: Any, where: str) -> Any:
     hints = _hints(kind)
     if not isinstance(value, dict):
         raise TrialError(f"{where} is {str(value)[:60]!r}, not an object; judge the runs again with this version")
-    for name in sorted(hints.keys() ^ value.keys()):
+    optional = {one.name for one in fields(kind) if one.default is not MISSING or one.default_factory is not MISSING}
+    for name in sorted((hints.keys() ^ value.keys()) - (optional - value.keys())):  # of an earlier version
         fault = "is missing" if name in hints else "is unknown"
         raise TrialError(f"{where}.{name} {fault}; judge the runs again with this version")
-    return kind(**{name: from_json(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+    return kind(**{name: from_json(hint, value[name], f"{where}.{name}") for name, hint in hints.items() if name in value})
 
 
 @cache

@@ -16,11 +16,14 @@ from typing import Any
 
 from ..records import Record, Run
 from .arms import Arm, TaskTable, build_table
+from .naming import models_name
 from .plan import RULES
 from .values import Side, TrialError, number_within
 
 SAME_SIZE = 1.01
 """Models whose parameter counts differ by less than this factor are of one size."""
+SCORED_RULES = ("letters", "log-likelihood")
+"""What the headers of runs say that were scored without decoding; they stand beside plain decoding."""
 _DECODING = ("temperature", "top_p", "top_k", "thinking")
 _FOREIGN_DECODING = (*_DECODING, "reserve_tokens")
 _LARGEST_BUDGET_TOKENS = 10**12
@@ -92,7 +95,7 @@ def _parts(run: Run, side: Side) -> list[_Part]:
             )
         label = str(header.get("arm") or header.get("model") or run.source) if side == "unlooped" else None
         budget = header.get("budget_tokens")
-        rule = "plain" if header.get("rule") == "letters" else header.get("rule")  # scored without decoding
+        rule = "plain" if header.get("rule") in SCORED_RULES else header.get("rule")
         values = header.get("decoding")
         decoding = tuple((name, values[name]) for name in _DECODING if name in values) if isinstance(values, dict) else None
         return [_part(run, side, label=label, rule=rule, budget_tokens=budget, decoding=decoding, records=run.records)]
@@ -172,18 +175,33 @@ def _budget_keys(parts: Sequence[_Part]) -> Callable[[_Part], int | None]:
 
 
 def _split(group: list[_Part]) -> list[list[_Part]]:
-    """A group taken apart where it is more than one arm: other sample counts for one task, or unlooped models that share seeds."""
+    """A group taken apart where it is more than one arm: other sample counts or reserves for one task, or unlooped models that share
+    seeds."""
     counts: dict[str, set[int]] = defaultdict(set)
     for part in group:
         for task in part.tasks:
             counts[task].add(part.samples_of(task))
     by_samples = any(len(one) > 1 for one in counts.values()) and group[0].header
+    reserves: dict[str, set[int]] = defaultdict(set)
+    for part in group:
+        for task in part.tasks if part.header and isinstance(part.reserve_tokens, int) else ():
+            reserves[task].add(part.reserve_tokens)
+    by_reserve = any(len(one) > 1 for one in reserves.values())
     by_model = group[0].side == "unlooped" and group[0].header and _models_share_seeds(group)
     split: dict[Hashable, list[_Part]] = defaultdict(list)
     for part in group:
         samples = max(part.samples_of(task) for task in part.tasks) if by_samples else None
-        split[(samples, part.header.get("model") if by_model else None)].append(part)
+        reserve = _rank(part, reserves) if by_reserve else None
+        split[(samples, reserve, part.header.get("model") if by_model else None)].append(part)
     return list(split.values())
+
+
+def _rank(part: _Part, reserves: Mapping[str, set[int]]) -> int | None:
+    """Which of each benchmark's reserves a part has, counted from the smallest, as budgets are; if these differ, its tokens."""
+    if not isinstance(part.reserve_tokens, int):
+        return None
+    ranks = {sorted(reserves[task]).index(part.reserve_tokens) for task in part.tasks}
+    return ranks.pop() if len(ranks) == 1 else -part.reserve_tokens  # negative: never taken for a rank
 
 
 def _joined(groups: Mapping[tuple[Hashable, ...], list[_Part]]) -> list[list[_Part]]:
@@ -244,7 +262,7 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
         records = [record for part in of_task for record in part.records if record.task == task]
         header = of_task[0].header
         _check_same_run(name, of_task)
-        version = header.get("task_version")
+        version = header.get("task_version", records[0].extra.get("task_version"))
         tables[task] = build_table(
             task,
             records,
@@ -252,9 +270,9 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
             budget_tokens=of_task[0].budget_tokens,
             reserve_tokens=of_task[0].reserve_tokens,
             version=None if version is None else str(version),
+            sources=[part.source for part in of_task],
         )
     ratio = (first.header.get("layer_pass_ratio") or cost_ratio) if first.side == "looped" else 1.0
-    models = list(dict.fromkeys(str(part.header["model"]) for part in group if part.header.get("model")))
     return Arm(
         name=name,
         side=first.side,
@@ -262,11 +280,24 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
         rule=first.rule,
         decoding=_decoding(group),
         layer_pass_ratio=ratio,
-        model=", ".join(models) or None,
-        num_parameters=first.header.get("num_parameters"),
+        model=_model_name(group),
+        num_parameters=first.header.get("num_parameters") if first.header else _foreign_parameters(first),
         headers=tuple(part.header for part in group if part.header),
         tables=tables,
     )
+
+
+def _model_name(group: Sequence[_Part]) -> str | None:
+    models = [str(part.header["model"]) for part in group if part.header.get("model")]
+    return models_name(models) if models else None
+
+
+def _foreign_parameters(part: _Part) -> int | None:
+    """The size of the model, where lines say it."""
+    value = part.records[0].extra.get("num_parameters")
+    if value is not None and not number_within(value, 1, 1e30):
+        raise TrialError(f"{part.source}: num_parameters is {repr(value)[:40]}; give a number from 1, or leave it out")
+    return None if value is None else int(value)
 
 
 def _check_same_run(name: str, parts: Sequence[_Part]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..records import Run, read_run
+from ..records import Run, read_results
 from ..stats import Bootstrap
 from .arms import Arm
 from .contrast import Contrasts
@@ -66,7 +66,7 @@ def compare(
         TrialError: items that are missing or there twice, or tasks, budgets, decoding or samples that differ; the first one is named.
         RecordsError: a path that cannot be read.
     """
-    ours, theirs = gather(_runs(looped), "looped"), gather(_runs(twin), "twin")
+    ours, theirs = gather(read_runs(looped), "looped"), gather(read_runs(twin), "twin")
     named = unique_names([*ours, *theirs])
     pairs = find_pairs(named[: len(ours)], named[len(ours) :], Choice.of(None, budget_tokens, rule))
     return Contrasts(bootstrap or Bootstrap()).of(pairs.looped, pairs.twin, with_seeds=True).comparison
@@ -117,7 +117,7 @@ def judge(
     if plan is not None:
         alpha, measure = plan.alpha, plan.measure
         bootstrap = Bootstrap(resamples=plan.resamples, seed=plan.resampling_seed, resampling=plan.resampling)
-    sides = [gather(_runs(looped), "looped", cost_ratio), gather(_runs(twin), "twin"), gather(_runs(unlooped), "unlooped")]
+    sides = [gather(read_runs(looped), "looped", cost_ratio), gather(read_runs(twin), "twin"), gather(read_runs(unlooped), "unlooped")]
     rules = Rules(
         choice=Choice.of(plan, deciding_budget_tokens, deciding_rule),
         alpha=0.05 if alpha is None else alpha,
@@ -209,9 +209,14 @@ def judge_arms(
     )
 
 
-def _runs(runs: Sequence[RunLike] | RunLike) -> list[Run]:
+def read_runs(runs: Sequence[RunLike] | RunLike) -> list[Run]:
+    """Runs, read where they are paths.
+
+    Raises:
+        RecordsError: a path that cannot be read.
+    """
     listed = [runs] if isinstance(runs, Run | str | Path) else list(runs)
-    return [run if isinstance(run, Run) else read_run(run) for run in listed]
+    return [run if isinstance(run, Run) else read_results(run) for run in listed]
 
 
 def _candidates(pairs: Pairs, others: Sequence[Arm], taken: set[str]) -> tuple[list[Arm], list[ExcludedArm]]:

@@ -15,6 +15,7 @@ from .arms import Array
 from .comparisons import number_within
 from .gather import SAME_SIZE
 from .loss_values import LossSide
+from .naming import models_name
 from .values import TrialError
 
 LossRunLike = LossRun | str | Path
@@ -92,10 +93,9 @@ def gather_loss(runs: Sequence[LossRunLike] | LossRunLike, side: LossSide) -> Lo
                     f"{run.source} has {field} {run.header.get(field)}, {read[0].source} has {read[0].header.get(field)}: training seeds "
                     "of one model share them; give other models by themselves"
                 )
-    first, seeds = read[0], len(read)
-    named = str(first.header["model"]) + (f" and {seeds - 1} more seed{'s' if seeds > 2 else ''}" if seeds > 1 else "")
+    first = read[0]
     return LossArm(
-        name=named,
+        name=models_name([str(run.header["model"]) for run in read]),
         side=side,
         runs=tuple(read),
         loss=np.array([[record.loss_nats for record in _ordered(run)] for run in read]),

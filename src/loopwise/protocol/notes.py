@@ -12,7 +12,7 @@ from .deciding import Pairs
 from .values import Comparison, TestOutcome, ThresholdEffect, VerdictWord
 from .words import interval, listing, p_text, threshold_note
 
-_SAME_IN_BOTH = ("batch_size", "batch_plan", "dtype", "device", "weights", "threads", "versions")
+_SAME_IN_BOTH = ("batch_size", "batch_plan", "engine", "dtype", "device", "weights", "threads", "versions")
 
 
 def notes_of(

@@ -31,6 +31,8 @@ class PlannedTask:
     """Ascending; the trial's n-th budget is the n-th of every benchmark (0.5x, 1x, ... of its own default)."""
     reserve_tokens: int
     """What budget forcing keeps for the answer."""
+    further_reserves_tokens: tuple[int, ...] = ()
+    """Other reserves that both arms of a pair are tried with under budget forcing too (no-free-loop, B.2); never deciding."""
     samples: int | None = None
     """Answers per item and seed in both arms of a pair, where the benchmark has a number of its own; None: the plan's."""
     temperature: float | None = None
@@ -45,6 +47,9 @@ class PlannedTask:
             )
         if self.reserve_tokens < 0:
             raise TrialError(f"task {self.name}: the reserve is {self.reserve_tokens} tokens; give at least 0")
+        reserves = (self.reserve_tokens, *self.further_reserves_tokens)
+        if len(set(reserves)) < len(reserves) or min(reserves) < 0 or (self.further_reserves_tokens and min(reserves) < 1):
+            raise TrialError(f"task {self.name}: reserves are {list(reserves)} tokens; give distinct numbers from 1")
         if self.samples is not None and (self.samples < 1 or (self.samples > 1 and not (self.temperature or 0) > 0)):
             raise TrialError(
                 f"task {self.name}: {self.samples} samples at temperature {self.temperature}; give 1, or several with a temperature"
@@ -62,12 +67,16 @@ class PlannedArm:
     rule: str
     budgets_tokens: tuple[tuple[str, int], ...]
     """The budget of each benchmark."""
+    reserves_tokens: tuple[tuple[str, int], ...]
+    """The reserve of each benchmark under budget forcing; empty under other rules."""
+    further_reserve: bool
+    """Whether these are not the reserves that decide."""
     samples: int
     """Answers per item and seed."""
     temperature: float
     """0 is greedy."""
     purpose: str
-    """``pair`` (both arms have it), ``longer twin`` or ``repeated sampling``."""
+    """``pair`` (both arms have it), ``longer twin``, ``repeated sampling`` or ``larger model``."""
     applicable: bool
     reason: str
     """Why it is not applicable; empty where it is."""
@@ -112,6 +121,8 @@ class Plan:
     vote_samples: int = 0
     """Samples per item of the twin's repeated sampling with majority vote, under the deciding rule at every budget; 0: none."""
     vote_temperature: float = 0.7
+    larger_model: str | None = None
+    """A larger model that runs under the deciding rule at every budget: shown, never deciding; None: none runs."""
 
     def __post_init__(self) -> None:
         self._check_lists()
@@ -135,6 +146,11 @@ class Plan:
                 raise TrialError(f"plan: unknown decoding rule {rule!r}; use {', '.join(RULES)}")
         first = self.tasks[0]
         for task in self.tasks[1:]:
+            if len(task.further_reserves_tokens) != len(first.further_reserves_tokens):
+                raise TrialError(
+                    f"plan: {task.name} has {len(task.further_reserves_tokens)} further reserves, {first.name} "
+                    f"{len(first.further_reserves_tokens)}; give as many"
+                )
             if len(task.budgets_tokens) != len(first.budgets_tokens):
                 raise TrialError(
                     f"plan: {task.name} has {len(task.budgets_tokens)} budgets, {first.name} {len(first.budgets_tokens)}; give as many"
@@ -167,6 +183,10 @@ class Plan:
         """The deciding budget of each benchmark."""
         return {task.name: task.budgets_tokens[self.deciding_budget_index] for task in self.tasks}
 
+    def deciding_reserves_tokens(self) -> dict[str, int]:
+        """The reserve of each benchmark under the deciding rule; empty where it forces nothing."""
+        return {task.name: task.reserve_tokens for task in self.tasks} if "budget-forcing" in self.deciding_rule else {}
+
     def draws(self, arm: PlannedArm, task: str) -> tuple[int, float]:
         """Answers per item and seed, and the temperature, of an arm on a benchmark: what the benchmark has of its own comes before
         the plan's, save in repeated sampling."""
@@ -177,17 +197,22 @@ class Plan:
 
     def arms(self) -> tuple[PlannedArm, ...]:
         """Every arm of the trial; those that cannot run say why."""
-        return tuple(self._pairs()) + tuple(self._longer_twin()) + tuple(self._repeated_sampling())
+        return (*self._pairs(), *self._longer_twin(), *self._repeated_sampling(), *self._larger_model())
 
     def _budgets(self) -> Iterator[dict[str, int]]:
         for index in range(len(self.tasks[0].budgets_tokens)):
             yield {task.name: task.budgets_tokens[index] for task in self.tasks}
 
+    @property
+    def _num_further(self) -> int:
+        return len(self.tasks[0].further_reserves_tokens)
+
     def _pairs(self) -> Iterator[PlannedArm]:
         for budgets in self._budgets():
             for rule in self.rules:
-                for looped in (True, False):
-                    yield self._arm(looped, rule, budgets, self.samples, "pair")
+                for further in range(1 + (self._num_further if "budget-forcing" in rule else 0)):
+                    for looped in (True, False):
+                        yield self._arm(looped, rule, budgets, self.samples, "pair", further)
 
     def _longer_twin(self) -> Iterator[PlannedArm]:
         if self.longer_twin_ratio is None:
@@ -201,16 +226,25 @@ class Plan:
             for budgets in self._budgets():
                 yield self._arm(False, self.deciding_rule, budgets, self.vote_samples, "repeated sampling")
 
-    def _arm(self, looped: bool, rule: str, budgets: Mapping[str, int], samples: int, purpose: str) -> PlannedArm:
+    def _larger_model(self) -> Iterator[PlannedArm]:
+        if self.larger_model is not None:
+            for budgets in self._budgets():
+                yield self._arm(False, self.deciding_rule, budgets, self.samples, "larger model")
+
+    def _arm(self, looped: bool, rule: str, budgets: Mapping[str, int], samples: int, purpose: str, further: int = 0) -> PlannedArm:
+        """``further`` counts the reserves: 0 is the one that decides."""
         sampled = purpose == "repeated sampling"
-        values = list(budgets.values())
-        label = str(values[0]) if len(set(values)) == 1 else "-".join(map(str, values))
-        reason = not_applicable(self.tasks, rule, budgets)
+        reserves = {one.name: (one.reserve_tokens, *one.further_reserves_tokens)[further] for one in self.tasks}
+        reason = not_applicable(self.tasks, rule, budgets, reserves)
+        side = "larger" if purpose == "larger model" else "looped" if looped else "twin"
+        ends = (f"-reserve{_label(reserves)}" if further else "") + (f"-sampled{samples}" if sampled else "")
         return PlannedArm(
-            name=f"{'looped' if looped else 'twin'}-{rule}-{label}" + (f"-sampled{samples}" if sampled else ""),
+            name=f"{side}-{rule}-{_label(budgets)}{ends}",
             looped=looped,
             rule=rule,
             budgets_tokens=tuple(budgets.items()),
+            reserves_tokens=tuple(reserves.items()) if "budget-forcing" in rule else (),
+            further_reserve=further > 0,
             samples=samples,
             temperature=self.vote_temperature if sampled else self.temperature,
             purpose=purpose,
@@ -219,12 +253,18 @@ class Plan:
         )
 
 
-def not_applicable(tasks: Sequence[PlannedTask], rule: str, budgets: Mapping[str, int]) -> str:
+def _label(values: Mapping[str, int]) -> str:
+    """``128``, or one for each benchmark: ``768-2048``."""
+    return str(next(iter(values.values()))) if len(set(values.values())) == 1 else "-".join(map(str, values.values()))
+
+
+def not_applicable(tasks: Sequence[PlannedTask], rule: str, budgets: Mapping[str, int], reserves: Mapping[str, int] | None = None) -> str:
     """Why a decoding rule cannot run under these budgets, or an empty text: the reserve must leave room for thinking."""
     if "budget-forcing" in rule:
         for task in tasks:
-            if task.reserve_tokens >= budgets[task.name]:
-                return f"{task.name}: a budget of {budgets[task.name]} tokens cannot hold the reserve of {task.reserve_tokens}"
+            reserve = task.reserve_tokens if reserves is None else reserves[task.name]
+            if reserve >= budgets[task.name]:
+                return f"{task.name}: a budget of {budgets[task.name]} tokens cannot hold the reserve of {reserve}"
     return ""
 
 

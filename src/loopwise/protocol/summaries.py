@@ -34,7 +34,16 @@ def summarise_arm(arm: Arm, looped: Arm, twin: Arm) -> ArmSummary:
         finished_percent=float(np.mean(finished)) if len(finished) == len(scores) else None,
         tasks=scores,
         costs=_costs(arm, looped, twin),
+        reserve_label=_reserve_label(arm),
+        sources=arm.sources,
     )
+
+
+def _reserve_label(arm: Arm) -> str | None:
+    values = list(arm.reserves_tokens.values())
+    if all(value is None for value in values):
+        return None
+    return str(values[0]) if len(set(values)) == 1 else "/".join("-" if value is None else str(value) for value in values)
 
 
 def _task_score(arm: Arm, task: str) -> TaskScore:

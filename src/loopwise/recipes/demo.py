@@ -10,7 +10,8 @@ from ..protocol import Verdict
 from ..records import Study
 from ..report import render_study
 from .placement import PlaceSettings, Progress, SpaceSettings, TextSettings, place
-from .trial import TrialSettings, trial
+from .trial import trial
+from .trial_settings import TrialSettings
 
 BUDGETS_TOKENS = (32, 64, 128)
 NUM_ITEMS = 48

@@ -7,7 +7,8 @@ from pathlib import Path
 from ..protocol import LargerModel, TrialError, Verdict, judge, plan_from_json, verdict_to_json
 from ..protocol.files import from_json
 from ..records import Run, read_json, read_run, write_json
-from ..report import render
+from ..report import beside, render
+from .noise_floor import read_noise_floors
 from .set_judging import SET_PLAN_FILE, judge_set
 
 
@@ -25,20 +26,22 @@ def judge_trial(folder: str | Path) -> Verdict:
     if not plan_file.exists():
         raise TrialError(f"{folder} holds no plan.json; give a folder that loopwise trial wrote")
     plan = plan_from_json(read_json(plan_file))
-    runs: dict[bool, list[Run]] = {True: [], False: []}
+    larger_arms = {arm.name for arm in plan.arms() if arm.purpose == "larger model"}
+    runs: dict[str, list[Run]] = {"looped": [], "twin": [], "unlooped": []}
     for header in sorted((folder / "runs").rglob("header.json")):
         run = read_run(header.parent)
-        runs[bool(run.header.get("looped"))].append(run)
+        side = "looped" if run.header.get("looped") else "unlooped" if run.header.get("arm") in larger_arms else "twin"
+        runs[side].append(run)
     larger_file = folder / "larger.json"
     larger = from_json(LargerModel, read_json(larger_file), str(larger_file)) if larger_file.exists() else None
-    verdict = judge(looped=runs[True], twin=runs[False], plan=plan, larger=larger)
+    verdict = judge(looped=runs["looped"], twin=runs["twin"], unlooped=runs["unlooped"], plan=plan, larger=larger)
+    verdict = beside(verdict, folder)
     write_json(folder / "verdict.json", verdict_to_json(verdict))
-    noise_file = folder / "noise_floor.json"
     render(
         verdict,
         folder,
         plan=plan,
         headers=[run.header for side in runs.values() for run in side],
-        noise_floor=read_json(noise_file) if noise_file.exists() else None,
+        noise_floor=read_noise_floors(folder),
     )
     return verdict

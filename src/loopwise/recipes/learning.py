@@ -22,6 +22,8 @@ from ..records import read_json, write_json
 from ..training import (
     DivergedError,
     LongFinetune,
+    LoraGrpo,
+    Problems,
     Ranks,
     Reporter,
     RunBusyError,
@@ -33,8 +35,9 @@ from ..training import (
 )
 from ..training.long_finetune import measure_steps
 from .learning_data import SetData, encode_data, evaluation_of, open_data
-from .learning_files import LOCK_FILE, RESULT_FILE, STEPS_FILE, hold, read_result
+from .learning_files import LOCK_FILE, RESULT_FILE, STEPS_FILE, first_stage_ratio, hold, read_result
 from .learning_members import LOOPED, TWIN, Member
+from .learning_problems import problems_of
 from .learning_recipes import LearningSettings, tuned
 from .learning_set import LearningSet, SetPlan, bind_set, check_bound, plan_set, steps_of
 
@@ -60,6 +63,8 @@ class Telling:
 def learn(chosen: LearningSet, telling: Telling | None = None) -> tuple[str, ...]:
     """Train every member of a set, seed after seed; the same call goes on where a killed one stopped.
 
+    Under torchrun every process makes this call: all of them train each member together, a part of the rows each.
+
     Returns:
         the runs that wait for another process, ``MEMBER/seed-N``; they are not done yet.
 
@@ -70,7 +75,9 @@ def learn(chosen: LearningSet, telling: Telling | None = None) -> tuple[str, ...
     telling = telling or Telling()
     plan = plan_set(chosen)
     ranks = join(chosen.execution.device)
+    ranks.rows(chosen.data.rows.num_sequences)  # what cannot be shared out is said before the folder is made
     folder = chosen.out / DATA_FOLDER
+    problems = problems_of(chosen, telling.note)
 
     def prepare() -> None:
         handle = hold(chosen.out / LOCK_FILE, wait=True)
@@ -89,7 +96,7 @@ def learn(chosen: LearningSet, telling: Telling | None = None) -> tuple[str, ...
         for member in plan.members:
             if ranks.from_first(partial(_is_over, chosen.folder(member.name, seed))):
                 continue
-            if not _train_or_tell(_Run(plan, data, ranks, member, seed), telling):
+            if not _train_or_tell(_Run(plan, data, ranks, member, seed, problems), telling):
                 busy.append(f"{member.name}/seed-{seed}")
     return tuple(busy)
 
@@ -103,6 +110,8 @@ class _Run:
     ranks: Ranks
     member: Member
     seed: int
+    problems: Problems | None = None
+    """Of recipes with reinforcement learning."""
 
     @property
     def folder(self) -> Path:
@@ -159,6 +168,8 @@ def _train(run: _Run, reporter: Reporter | None) -> None:
     before = run.ranks.from_first(lambda: _spent_before(plan, member, seed))
     settings = _settings_of(run)
     more: dict[str, Any] = {"steps_file": chosen.out / STEPS_FILE} if isinstance(settings, LongFinetune) else {}
+    if run.problems is not None:
+        more["problems"] = run.problems
     result = plan.recipe.train(
         plan.base(member, seed),
         member.loops or None,
@@ -202,6 +213,11 @@ def _factor(plan: SetPlan, member: Member) -> float:
     if member.token_factor is not None:
         return member.token_factor
     file = plan.chosen.out / EQUAL_FILE
+    if not file.exists() and isinstance(plan.chosen.settings, LoraGrpo):
+        looped_result, twin_result = (
+            read_json(_done(plan.chosen.out / name / f"seed-{plan.chosen.seeds[0]}") / RESULT_FILE) for name in (LOOPED, TWIN)
+        )
+        write_json(file, first_stage_ratio(looped_result, twin_result, plan.chosen.controls.equal))
     if not file.exists():
         looped, twin = (seconds_per_step(_done(plan.chosen.out / name / f"seed-{plan.chosen.seeds[0]}")) for name in (LOOPED, TWIN))
         write_json(file, {"seconds_per_step": {LOOPED: looped, TWIN: twin}, "ratio": looped / twin})

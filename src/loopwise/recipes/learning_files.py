@@ -45,6 +45,21 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
+def first_stage_ratio(looped: Mapping[str, Any], twin: Mapping[str, Any], equal: str) -> dict[str, Any]:
+    """How many times longer a twin's first stage has to be for both its stages to take what the looped model's took.
+
+    Its reinforcement learning is taken to stay as it was: "no loop with fine-tuning extended to the looped model's training FLOPs"
+    (no-free-loop, A.3).
+
+    Args:
+        looped, twin: what their runs left.
+        equal: ``counted`` training FLOPs, or ``measured`` seconds.
+    """
+    unit, later = ("seconds", "grpo_seconds") if equal == "measured" else ("training_flops", "grpo_flops")
+    second = twin["evaluation"][later]
+    return {unit: {"looped": looped[unit], "twin": twin[unit], later: second}, "ratio": (looped[unit] - second) / (twin[unit] - second)}
+
+
 def bind(out: Path, ours: Mapping[str, Any]) -> None:
     """Write what binds a set's folder; members and seeds of earlier calls stay in it.
 

@@ -12,7 +12,9 @@ from ..training import (
     AnchoredRecurrentDepth,
     ContinuedPretraining,
     Conversion,
+    Grpo,
     LongFinetune,
+    LoraGrpo,
     LoraSettings,
     NearTeacher,
     PassSchedule,
@@ -34,7 +36,7 @@ LORA_FINETUNE_GUESSES = (
 
 def guesses() -> tuple[Guess, ...]:
     """Every field of a recipe, and every class as a whole, whose text says that something is a guess."""
-    classes = (*CLASSES, ContinuedPretraining, Rows, LearningData)
+    classes = (*CLASSES, ContinuedPretraining, LoraGrpo, Grpo, Rows, LearningData)
     return (*(guess for one in classes for guess in _guesses_of(one)), *LORA_FINETUNE_GUESSES)
 
 

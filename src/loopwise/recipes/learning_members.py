@@ -106,11 +106,11 @@ class Controls:
             raise TrainingError(f"the control hand and its loops go together, and the loops are {self.hand!r}; give both, or neither")
 
 
-def make_members(loops: Sequence[Loop], shape: ModelShape, controls: Controls, *, flops_ratio: float) -> tuple[Member, ...]:
+def make_members(loops: Sequence[Loop], shape: ModelShape, controls: Controls, *, flops_ratio: float | None) -> tuple[Member, ...]:
     """The members of a set; the looped model and its twin come first.
 
     Args:
-        flops_ratio: the looped model's training FLOPs over the twin's, as counted, for ``equal-flops``.
+        flops_ratio: the looped model's training FLOPs over the twin's, as counted, for ``equal-flops``; None: known once both are trained.
 
     Raises:
         TrainingError: no loop, a control that the model has no place for, or two that are the same.
@@ -169,7 +169,10 @@ def _factor(name: str) -> float | None:
     return factor
 
 
-def _equal_flops(equal: Equal, flops_ratio: float) -> Member:
+def _equal_flops(equal: Equal, flops_ratio: float | None) -> Member:
+    if equal == "counted" and flops_ratio is None:
+        why = "the twin, its first stage longer until both together have the looped model's training FLOPs"
+        return Member(name=EQUAL_FLOPS, role="equal-flops", loops=(), token_factor=None, why=why)
     if equal == "measured":
         why = "the twin, trained for as many seconds of steps as the looped model took"
         return Member(name=EQUAL_FLOPS, role="equal-flops", loops=(), token_factor=None, why=why)

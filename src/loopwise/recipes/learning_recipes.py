@@ -11,6 +11,7 @@ from ..training import (
     ContinuedPretraining,
     Conversion,
     LongFinetune,
+    LoraGrpo,
     LoraSettings,
     NextToken,
     Objective,
@@ -24,12 +25,13 @@ from ..training import (
     train_continued,
     train_conversion,
     train_long_finetune,
+    train_lora_grpo,
     train_short_finetune,
 )
 
 Scale = Literal["paper", "nano"]
 Reads = Literal["traces", "text"]
-LearningSettings = ShortFinetune | LongFinetune | Conversion | AnchoredRecurrentDepth | ContinuedPretraining
+LearningSettings = ShortFinetune | LongFinetune | Conversion | AnchoredRecurrentDepth | ContinuedPretraining | LoraGrpo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,14 @@ RECIPES: dict[str, LearningRecipe] = {
             settings={"paper": _lora_finetune, "nano": _nano_lora_finetune},
             rows={"paper": Rows(num_sequences=32, sequence_tokens=4096), "nano": _NANO},
         ),
+        LearningRecipe(
+            name="lora-grpo",
+            what="LoRA fine-tuning on reasoning traces, then GRPO on training problems (A.3)",
+            reads=("traces",),
+            train=train_lora_grpo,
+            settings={"paper": LoraGrpo, "nano": LoraGrpo.nano},
+            rows={"paper": Rows(num_sequences=32, sequence_tokens=4096), "nano": _NANO},
+        ),
     )
 }
 """Every recipe by its name."""
@@ -185,7 +195,7 @@ def lora_of(settings: LearningSettings) -> LoraSettings | None:
 
 def passes_of(settings: LearningSettings) -> PassSchedule | None:
     """The passes of a looped member by step; None is the loops as they were put in."""
-    return None if isinstance(settings, ShortFinetune) else settings.passes
+    return None if isinstance(settings, ShortFinetune | LoraGrpo) else settings.passes
 
 
 def objective_of(settings: LearningSettings) -> Objective:
@@ -214,7 +224,8 @@ def _shares(schedule: PassSchedule, step: int, num_steps: int) -> dict[int | Non
 
 
 def expected_flops(settings: LearningSettings, flops: StepFlops, *, looped: bool, num_steps: int) -> float:
-    """The training FLOPs of ``num_steps`` steps of one token each, by what they can be expected to draw."""
+    """The training FLOPs of ``num_steps`` steps of one token each, by what they can be expected to draw; of `LoraGrpo` its first stage
+    alone: how long answers will be is not known."""
     objective = objective_of(settings)
     drawn = expected_passes(passes_of(settings) if looped else None, num_steps)
     return sum(count * flops.of_forwards(objective.forwards(passes)) for passes, count in drawn.items())

@@ -20,6 +20,7 @@ from ..training import (
     MODEL_FOLDER,
     Execution,
     LongFinetune,
+    LoraGrpo,
     LoraSettings,
     StepFlops,
     TrainingError,
@@ -78,7 +79,7 @@ class SetPlan:
     loops: tuple[Loop, ...]
     members: tuple[Member, ...]
     flops_ratio: float
-    """The looped model's training FLOPs over the twin's, as counted."""
+    """The looped model's training FLOPs over the twin's, as counted; with reinforcement learning, those of the first stage."""
     config: Mapping[str, Any]
     """Of the model, as the cost room reads it."""
     trained_share: float
@@ -125,7 +126,8 @@ def plan_set(chosen: LearningSet) -> SetPlan:
         expected_flops(chosen.settings, StepFlops(config, these, trained_share=share), looped=bool(these), num_steps=nominal)
         for these in (loops, ())
     )
-    members = make_members(loops, StepFlops(config).shape, chosen.controls, flops_ratio=looped / twin)
+    known = None if isinstance(chosen.settings, LoraGrpo) else looped / twin  # of answers nobody knows before how long they are
+    members = make_members(loops, StepFlops(config).shape, chosen.controls, flops_ratio=known)
     if chosen.begins is not None:
         _, there, one = _set_before(chosen)
         members = tuple(beginning(member, there, one) for member in members)

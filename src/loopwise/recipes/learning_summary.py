@@ -15,6 +15,8 @@ from .learning_members import TWIN
 
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.md"
 HEADER_FILE = "run.json"
+GRPO_FOLDER = "grpo"
+"""Of a run: that of its reinforcement learning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,10 @@ class MemberSummary:
     loss_nats: float | None = None
     """What was minimised, per target, over the last tenth of the steps."""
     held_out_nats: float | None = None
+    rewards: tuple[float, float] | None = None
+    """Mean rewards over the first and the last tenth of the steps of reinforcement learning; None of recipes without."""
+    answer_lengths: tuple[float, float] | None = None
+    """Mean tokens of an answer there."""
     alarms: tuple[str, ...] = ()
     """What should have been shared with the other members of a seed and was not."""
 
@@ -87,6 +93,7 @@ def shared_alarms(out: Path, done: Mapping[str, Sequence[int]], values: Mapping[
     for seed in values["seeds"]:
         present = [name for name in values["members"] if seed in done[name]]
         hashes = {name: [step.batch_hash for step in read_metrics(out / name / f"seed-{seed}")] for name in present}
+        asked = {name: [step.batch_hash for step in read_metrics(out / name / f"seed-{seed}" / GRPO_FOLDER)] for name in present}
         longest = max(present, key=lambda name: len(hashes[name]), default=None)
         first: dict[str | None, tuple[str, Any]] = {}
         for name in present:
@@ -95,6 +102,8 @@ def shared_alarms(out: Path, done: Mapping[str, Sequence[int]], values: Mapping[
             at = next((step for step, (ours, theirs) in enumerate(pairs, 1) if ours != theirs), None)
             if at is not None:
                 found[name].append(f"other batches than {longest} from step {at} on (seed {seed})")
+            if asked[name] != asked[longest]:
+                found[name].append(f"other problems of reinforcement learning than {longest} (seed {seed})")
             begins = values["members"][name]["begins_with"]
             weights = read_json(out / name / f"seed-{seed}" / HEADER_FILE)["model"]["first_weights"]
             other, expected = first.setdefault(begins, (name, weights))
@@ -125,6 +134,11 @@ def _summary(
         known = [ours / theirs for ours, theirs in pairs if ours and theirs]
         return statistics.fmean(known) if known and len(known) == len(pairs) else None
 
+    def ends(field: str) -> tuple[float, float] | None:
+        pairs = [tuple(one["evaluation"].get(f"grpo_{field}_{where}") for where in ("first", "last")) for one in done.values()]
+        known = [(first, last) for first, last in pairs if first is not None and last is not None]
+        return (statistics.fmean(a for a, _ in known), statistics.fmean(b for _, b in known)) if known else None
+
     held_out = [one["evaluation"].get("held_out_loss") for one in done.values()]
     return MemberSummary(
         name=name,
@@ -144,6 +158,8 @@ def _summary(
         layer_pass_ratio=mean("layer_pass_ratio"),
         loss_nats=mean("loss_nats"),
         held_out_nats=None if not held_out or None in held_out else statistics.fmean(held_out),
+        rewards=ends("reward"),
+        answer_lengths=ends("answer_tokens"),
         alarms=alarms,
     )
 
@@ -205,6 +221,12 @@ def report(values: Mapping[str, Any], rows: Sequence[MemberSummary]) -> str:
     for row in rows:
         begun = f" It begins with {row.begins_with}." if row.begins_with else ""
         lines.append(f"- {row.name}: {row.why}.{begun}")
+    lines += [
+        f"- {row.name}, GRPO: reward {row.rewards[0]:.3f} in the first tenth of its steps, {row.rewards[1]:.3f} in the last; "
+        f"{row.answer_lengths[0]:,.0f} and {row.answer_lengths[1]:,.0f} tokens an answer. FLOPs and seconds above are of both stages."
+        for row in rows
+        if row.rewards is not None and row.answer_lengths is not None
+    ]
     lines += [f"- ALARM {row.name}: {alarm}: no comparison with it is fair" for row in rows for alarm in row.alarms]
     lines += [f"- {row.name}, seed {seed}, failed: {reason}" for row in rows for seed, reason in row.failed.items()]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
 An unlooped control is a candidate of a pair's second test where its training took no more than the looped model's: "training only the
 twin longer is not a fair test of the loop" (no-free-loop, B.2), while equal training compute is (A.2). Longer trained ones are shown
-beside it. Looped controls of equal cost have a table against the looped model, as test depths have one against the twin.
+beside it. Looped controls of equal cost have a table against the looped model, as test depths have one against the twin. Where the trial
+names one of the set before post-training, the difference of differences stands below.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from ..protocol import Bootstrap, Comparison, LargerModel, Plan, TrialError, Ver
 from ..protocol.arms import Arm
 from ..protocol.contrast import Contrasts
 from ..protocol.files import from_json
-from ..protocol.gather import gather
+from ..protocol.gather import SCORED_RULES, gather
 from ..protocol.words import interval, p_text, points
 from ..records import Run, read_json, read_run, write_json
-from ..report import render
+from ..report import beside, render
 from .learning_members import EQUAL_FLOPS, LOOPED, TWIN
+from .set_before_after import BeforeRow, before_report, before_rows, check_before
 
 SET_PLAN_FILE, SET_VERDICT_FILE, SET_REPORT_FILE = "set_plan.json", "set_verdict.json", "set_report.md"
 PAIRS_FOLDER = "pairs"
@@ -61,6 +63,8 @@ class SetTrialPlan:
     members: tuple[TriedMember, ...]
     left_out: Mapping[str, str]
     """Members that are not evaluated, and why."""
+    before: str | None = None
+    """The folder of the trial of the set before post-training, from this trial's own; None: there is none."""
 
     def candidates(self, looped: TriedMember) -> tuple[TriedMember, ...]:
         """The unlooped members that are candidates of a looped one's second test beside its own twin."""
@@ -98,7 +102,13 @@ def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
         if values["format"] != FORMAT:
             raise TrialError(f"{file}: format {values['format']!r} is not {FORMAT!r}; try the set in a new --out")
         members = tuple(TriedMember(**one) for one in values["members"])
-        return SetTrialPlan(folder=str(values["folder"]), seeds=tuple(values["seeds"]), members=members, left_out=dict(values["left_out"]))
+        return SetTrialPlan(
+            folder=str(values["folder"]),
+            seeds=tuple(values["seeds"]),
+            members=members,
+            left_out=dict(values["left_out"]),
+            before=values.get("before"),
+        )
     except (KeyError, TypeError) as error:
         raise TrialError(f"{file}: damaged ({type(error).__name__}: {str(error)[:80]}); try the set in a new --out") from None
 
@@ -128,8 +138,7 @@ def judge_set(folder: str | Path) -> Verdict:
         RecordsError: a damaged run.
     """
     folder = Path(folder)
-    plan = plan_from_json(read_json(folder / "plan.json"))
-    tested = set_plan_from_json(read_json(folder / SET_PLAN_FILE), folder / SET_PLAN_FILE)
+    plan, tested = read_plans(folder)
     larger_file = folder / "larger.json"
     larger = from_json(LargerModel, read_json(larger_file), str(larger_file)) if larger_file.exists() else None
     runs = {one.name: _runs_of(folder, one) for one in tested.members}
@@ -138,17 +147,67 @@ def judge_set(folder: str | Path) -> Verdict:
         twin = tested.twin_of(looped)
         assert twin is not None  # the set's plan has both or neither
         unlooped = [run for one in tested.candidates(looped) for run in runs[one.name]]
-        verdict = judge(looped=runs[looped.name], twin=runs[twin.name], unlooped=unlooped, plan=plan, larger=larger)
         where = folder if looped.name == LOOPED else folder / PAIRS_FOLDER / looped.name
+        verdict = judge(looped=runs[looped.name], twin=runs[twin.name], unlooped=unlooped, plan=plan, larger=larger)
+        verdict = beside(verdict, where)
         where.mkdir(parents=True, exist_ok=True)
         write_json(where / "verdict.json", verdict_to_json(verdict))
         render(verdict, where, plan=plan, headers=[run.header for run in (*runs[looped.name], *runs[twin.name], *unlooped)])
         verdicts[looped.name] = verdict
     rows = _control_rows(tested, runs, plan)
-    values = {"pairs": {name: one.sentence for name, one in verdicts.items()}, "controls": [asdict(row) for row in rows]}
+    changes, their_lines = _against_before(folder, tested, runs, plan)
+    values = {
+        "pairs": {name: one.sentence for name, one in verdicts.items()},
+        "controls": [asdict(row) for row in rows],
+        "before_after": [asdict(row) for row in changes],
+    }
     write_json(folder / SET_VERDICT_FILE, values)
-    (folder / SET_REPORT_FILE).write_text(set_report(tested, verdicts, rows), encoding="utf-8")
+    (folder / SET_REPORT_FILE).write_text(set_report(tested, verdicts, rows, their_lines), encoding="utf-8")
     return verdicts[LOOPED]
+
+
+def read_plans(folder: Path) -> tuple[Plan, SetTrialPlan]:
+    """Both plans of a set's trial.
+
+    Raises:
+        TrialError: it is no set's trial.
+    """
+    file = folder / SET_PLAN_FILE
+    if not file.exists():
+        raise TrialError(f"{folder}: holds no trial of a set; give the --out of a loopwise trial SET")
+    return plan_from_json(read_json(folder / "plan.json")), set_plan_from_json(read_json(file), file)
+
+
+def read_before(plan: Plan, where: Path) -> tuple[Plan, SetTrialPlan]:
+    """Both plans of the trial of the set before post-training, checked against this trial's plan.
+
+    Raises:
+        TrialError: no finished trial of a set, or one of other items or decoding.
+    """
+    found = read_plans(where)
+    if not (where / SET_VERDICT_FILE).exists():
+        raise TrialError(f"{where}: the trial before is not finished; finish it with its own command first")
+    check_before(plan, found[0], where)
+    return found
+
+
+def _against_before(
+    folder: Path, tested: SetTrialPlan, runs: Mapping[str, Sequence[Run]], plan: Plan
+) -> tuple[tuple[BeforeRow, ...], Sequence[str]]:
+    """The differences of differences against the trial before, and their table; nothing where there is none."""
+    if tested.before is None:
+        return (), ()
+    where = folder / tested.before
+    its_plan, its = read_before(plan, where)
+    rows = before_rows(
+        tested,
+        its,
+        lambda name: _deciding(runs[name], plan),
+        lambda name: _deciding(_runs_of(where, its.named(name)), its_plan),
+        Bootstrap(resamples=plan.resamples, seed=plan.resampling_seed, resampling=plan.resampling),
+        plan.alpha,
+    )
+    return rows, before_report(rows, its)
 
 
 def _runs_of(folder: Path, member: TriedMember) -> list[Run]:
@@ -185,15 +244,16 @@ def _deciding(runs: Sequence[Run], plan: Plan) -> Arm:
     """
     side: Literal["looped", "twin"] = "looped" if runs[0].header.get("looped") else "twin"
     budgets = plan.deciding_budgets_tokens()
-    arms = [arm for arm in gather(runs, side) if arm.rule in (plan.deciding_rule, "plain" if _letters(runs) else None)]
-    found = [arm for arm in arms if arm.budgets_tokens == budgets]
+    arms = [arm for arm in gather(runs, side) if arm.rule in (plan.deciding_rule, "plain" if _scored(runs) else None)]
+    reserves = plan.deciding_reserves_tokens()
+    found = [arm for arm in arms if arm.budgets_tokens == budgets and all(arm.reserves_tokens[t] in (None, r) for t, r in reserves.items())]
     if not found:
         raise TrialError(f"{runs[0].source}: there is no run under {plan.deciding_rule} at {budgets}; finish the trial before it is judged")
     return found[0]
 
 
-def _letters(runs: Sequence[Run]) -> bool:
-    return all(run.header.get("rule") == "letters" for run in runs)
+def _scored(runs: Sequence[Run]) -> bool:
+    return all(run.header.get("rule") in SCORED_RULES for run in runs)
 
 
 _TITLES = {
@@ -203,8 +263,8 @@ _TITLES = {
 }
 
 
-def set_report(tested: SetTrialPlan, verdicts: Mapping[str, Verdict], rows: Sequence[ControlRow]) -> str:
-    """The set's tables as Markdown."""
+def set_report(tested: SetTrialPlan, verdicts: Mapping[str, Verdict], rows: Sequence[ControlRow], more: Sequence[str] = ()) -> str:
+    """The set's tables as Markdown, ``more`` behind them."""
     lines = [f"# The set {tested.folder}, seeds {', '.join(map(str, tested.seeds))}", ""]
     for name, verdict in verdicts.items():
         looped = tested.named(name)
@@ -215,6 +275,7 @@ def set_report(tested: SetTrialPlan, verdicts: Mapping[str, Verdict], rows: Sequ
     for table, title in _TITLES.items():
         if of_table := [row for row in rows if row.table == table]:
             lines += [f"## {title}", "", *_table(of_table), ""]
+    lines += [*more, ""]
     lines += [f"- left out, {name}: {reason}" for name, reason in tested.left_out.items()]
     return "\n".join(lines).rstrip() + "\n"
 

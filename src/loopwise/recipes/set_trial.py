@@ -5,6 +5,7 @@ Training seeds are the replicates: a record's ``seed`` is the seed of the model 
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ from ..protocol import Plan, PlannedArm, TrialError, Verdict
 from ..records import read_json, write_json
 from ..tasks import Task, permit, tasks_named
 from ..training import MODEL_FOLDER
+from .arm_runner import ArmRunner, Pair
 from .learning_files import read_result, read_set
 from .learning_members import LOOPED, TWIN
 from .learning_summary import shared_alarms
-from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, judge_set, set_plan_to_json
-from .trial import ArmRunner, Pair, Progress, TrialSettings, keep_plan, plan_trial
+from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, judge_set, read_before, set_plan_to_json
+from .trial import keep_plan, plan_trial
+from .trial_settings import Progress, TrialSettings
 
 
 def set_trial(
@@ -32,6 +35,7 @@ def set_trial(
     tasks: Sequence[str] = ("ladder",),
     budgets: Sequence[int] = (),
     depths: Sequence[int] = (),
+    before: str | Path | None = None,
     progress: Progress | None = None,
     settings: TrialSettings | None = None,
 ) -> Verdict:
@@ -44,6 +48,7 @@ def set_trial(
         folder: what ``loopwise learn`` wrote.
         depths: further numbers of passes that the looped model is evaluated at; by default every one that anchored recurrent depth was
             trained at, and none of other recipes.
+        before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too.
 
     Raises:
         TrialError: a set that is not done or whose twins did not share their batches, a plan that cannot be, or ``out`` holds another
@@ -51,6 +56,8 @@ def set_trial(
         TaskError, ModelError, DataError, ParityError: bad input, before anything long begins.
     """
     settings, folder, out = settings or TrialSettings(), Path(folder), Path(out)
+    if settings.larger_model is not None or settings.noise_floor_of:
+        raise TrialError(f"{folder} is a set: leave out --larger-model and --noise-floor-of; a larger model's figures go with --larger")
     if settings.placement is not None or settings.noise_floor or settings.seed:
         raise TrialError(f"{folder} is a set, whose seeds and loops are its own: leave out --placement, --noise-floor and --seed")
     chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
@@ -60,6 +67,11 @@ def set_trial(
     source = resolve(_model_folder(tested, tested.named(LOOPED), tested.seeds[0]))
     loops = resolve_loops(source, tested.named(LOOPED).loops)
     plan = replace(plan_trial(source, loops, chosen, budgets, settings), model=str(folder), seeds=tested.seeds)
+    if before is not None:
+        if Path(before).resolve() == out.resolve():
+            raise TrialError(f"{out}: a trial cannot be its own before; give the trial of the set before post-training")
+        read_before(plan, Path(before))
+        tested = replace(tested, before=os.path.relpath(Path(before).resolve(), out.resolve()))
     _check_planned(out, tested)
     keep_plan(out, plan, settings)
     write_json(out / SET_PLAN_FILE, set_plan_to_json(tested))
@@ -202,7 +214,7 @@ class _Evaluating:
     def _arms(self, member: TriedMember) -> Iterator[PlannedArm]:
         looped = member.role not in (TWIN, "equal-flops")
         for arm in self.plan.arms():
-            decides = arm.purpose == "pair" and arm.rule == self.plan.deciding_rule
+            decides = arm.purpose == "pair" and arm.rule == self.plan.deciding_rule and not arm.further_reserve
             if arm.applicable and arm.looped is looped and (member.every_arm or decides):
                 yield arm
 

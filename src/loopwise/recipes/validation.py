@@ -137,7 +137,7 @@ def _rule(task: Task) -> DecodingRule:
 
 
 def _budget(task: Task, settings: ValidationSettings) -> int:
-    return task.budget_tokens if settings.budget_tokens is None or task.kind == "letters" else settings.budget_tokens
+    return task.budget_tokens if settings.budget_tokens is None or task.kind != "generate" else settings.budget_tokens
 
 
 def _answer(

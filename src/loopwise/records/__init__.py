@@ -1,7 +1,9 @@
 """Results on disk: runs of graded answers, and studies of where a loop goes. Append-only, resumable, no torch."""
 
+from .answer_costs import COST_COLUMNS, with_cost, with_costs
 from .curves import CurveError, LossCurve, read_curve
 from .losses import LOSS_FORMAT, LossRecord, LossRun, LossTotals, read_loss_records, read_loss_run, total_of
+from .results import ResultsChoice, read_results
 from .runs import (
     REQUIRED_FIELDS,
     STOP_REASONS,
@@ -29,6 +31,7 @@ from .study import (
 from .study_writing import StudyWriter, TraceWriter, check_study
 
 __all__ = [
+    "COST_COLUMNS",
     "LOSS_FORMAT",
     "REQUIRED_FIELDS",
     "STOP_REASONS",
@@ -40,6 +43,7 @@ __all__ = [
     "LossTotals",
     "Record",
     "RecordsError",
+    "ResultsChoice",
     "Run",
     "RunWriter",
     "SearchTrace",
@@ -58,8 +62,11 @@ __all__ = [
     "read_loss_run",
     "read_losses",
     "read_records",
+    "read_results",
     "read_run",
     "read_study",
     "total_of",
+    "with_cost",
+    "with_costs",
     "write_json",
 ]

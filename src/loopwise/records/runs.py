@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 REQUIRED_FIELDS = ("task", "item", "seed", "sample", "correct")
-STOP_REASONS = ("end", "budget", "forced", "repetition", "letter")
+STOP_REASONS = ("end", "budget", "forced", "repetition", "letter", "log-likelihood")
 
 
 class RecordsError(ValueError):
@@ -39,7 +39,8 @@ class Record:
     finished: bool | None = None
     """Whether the answer ended within the budget: an end of text, not the budget's edge."""
     stop_reason: str | None = None
-    """``end``, ``budget``, ``forced`` (ended after its thinking was closed for it), ``repetition``, or ``letter``."""
+    """``end``, ``budget``, ``forced`` (ended after its thinking was closed for it), ``repetition``, or where nothing was written
+    ``letter`` or ``log-likelihood``."""
     answer: str | None = None
     """The extracted answer as the grader compared it; None when there is none."""
     gold: str | None = None
@@ -97,6 +98,15 @@ def parse_record(line: str, where: str) -> Record:
         ) from None
     if not isinstance(values, dict):
         raise RecordsError(f"{where}: not a JSON object but {type(values).__name__}; one record a line")
+    return record_from(values, where)
+
+
+def record_from(values: dict[str, Any], where: str) -> Record:
+    """A record from its fields, whatever file they came from; those without a name in `Record` go into ``extra``.
+
+    Raises:
+        RecordsError: as `parse_record`.
+    """
     for name in REQUIRED_FIELDS:
         if values.get(name) is None:
             fault = "is null" if name in values else "is missing"

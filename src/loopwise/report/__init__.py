@@ -4,6 +4,7 @@ written.
 
 from .losses import render_losses
 from .placement import render_study
+from .record_links import beside
 from .render import ReportFiles, render
 
-__all__ = ["ReportFiles", "render", "render_losses", "render_study"]
+__all__ = ["ReportFiles", "beside", "render", "render_losses", "render_study"]

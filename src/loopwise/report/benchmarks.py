@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..protocol import ArmSummary, FinishedComparison, TaskComparison, TestOutcome, Verdict
 from ..protocol.values import Measure
 from .blocks import Cell, Row, Table, Tone, columns, row
@@ -39,6 +41,7 @@ def benchmarks_table(verdict: Verdict, arms: Arms) -> Table:
                     *([_mcnemar(one)] if exact else []),
                     equivalent_text(one.equivalent, one.num_items),
                     tone="" if several else "key",
+                    arms=(test.looped, test.comparator),
                 )
             )
         if several:
@@ -82,6 +85,7 @@ def _macro_row(test: TestOutcome, exact: bool) -> Row:
         *([UNKNOWN] if exact else []),
         Cell(equivalent_text(c.equivalent, c.num_items), "", True),
         tone="key",
+        arms=(test.looped, test.comparator),
     )
 
 
@@ -92,15 +96,15 @@ def finished_table(verdict: Verdict, arms: Arms) -> Table | None:
         if test.comparison.both_finished is None:
             continue
         rows.append(row(f"{title}: {arms.setting_with_budget(test.comparator)} → looped", tone="heading"))
-        several = len(test.comparison.tasks) > 1
+        several, behind = len(test.comparison.tasks) > 1, (test.looped, test.comparator)
         for one in test.comparison.tasks if several else ():
             if one.both_finished is not None:
-                rows.append(
-                    _finished_row(Cell(one.task), one.both_finished, one.other_finished_percent, one.looped_finished_percent, verdict.alpha)
-                )
+                shares = (one.other_finished_percent, one.looped_finished_percent)
+                rows.append(replace(_finished_row(Cell(one.task), one.both_finished, *shares, verdict.alpha), arms=behind))
         name = Cell("macro" if several else test.comparison.tasks[0].task, "", True)
         finish = [arm.finished_percent if (arm := arms.get(side)) else None for side in (test.comparator, test.looped)]
-        rows.append(_finished_row(name, test.comparison.both_finished, finish[0], finish[1], verdict.alpha, macro=True))
+        whole = _finished_row(name, test.comparison.both_finished, finish[0], finish[1], verdict.alpha, macro=True)
+        rows.append(replace(whole, arms=behind))
     if not rows:
         return None
     return Table(
@@ -191,4 +195,5 @@ def _setting_row(verdict: Verdict, arms: Arms, arm: ArmSummary, measure: Measure
         UNKNOWN if spent is None else cost(spent.per_answer, spent.measure),
         ratio(None if spent is None else spent.ratio_to_twin),
         tone="key" if key else "",
+        arms=(arm.name,),
     )

@@ -35,6 +35,8 @@ class Cell:
     text: str
     tone: Tone = ""
     strong: bool = False
+    links: tuple[tuple[str, str], ...] = ()
+    """Behind the text: words and where they lead, a place in the page (``#name``) or a file, its name quoted as a URL's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Row:
 
     cells: tuple[Cell, ...]
     tone: RowTone = ""
+    arms: tuple[str, ...] = ()
+    """The arms that its numbers were computed from, by name."""
+    anchor: str = ""
+    """Its place in the page; empty where nothing leads to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +136,8 @@ class Card:
     statement: str
     """What the facts do not say; often empty."""
     interval: Interval | None
+    links: tuple[tuple[str, str], ...] = ()
+    """To the records behind it, as in a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +156,9 @@ class Page:
     sections: tuple[Section, ...]
 
 
-def row(*cells: str | Cell, tone: RowTone = "") -> Row:
+def row(*cells: str | Cell, tone: RowTone = "", arms: tuple[str, ...] = ()) -> Row:
     """A row; plain strings become cells."""
-    return Row(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells), tone)
+    return Row(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells), tone, arms)
 
 
 def columns(*titles: str) -> tuple[Column, ...]:

@@ -67,7 +67,7 @@ def equal_parameters_table(verdict: Verdict, arms: Arms, num_layers: int | None)
                 verdict.model or UNKNOWN,
                 learned_by(verdict),
                 passes_text(num_layers, verdict.cost_ratio),
-                rule_words(looped.rule) if looped else one.looped,
+                arms.rule(one.looped),
                 (looped.budget_label if looped else UNKNOWN).replace("-", UNKNOWN),
                 seeds_text(verdict, len(c.seeds), c.seeds_favouring, len(c.seed_deltas)),
                 ", ".join(verdict.tasks),
@@ -77,6 +77,7 @@ def equal_parameters_table(verdict: Verdict, arms: Arms, num_layers: int | None)
                 p_number(one.holm_p),
                 equivalent_text(c.equivalent, c.num_items),
                 tone="key" if one.decides else "",
+                arms=(one.looped, one.other),
             )
         )
     return Table(
@@ -156,6 +157,7 @@ def _flops_row(verdict: Verdict, arms: Arms, one: ComparatorRow) -> Row:
         interval(c.ci95),
         p_number(one.holm_p),
         tone="key" if one.decides else "quiet" if one.role in QUIET_ROLES else "",
+        arms=(one.looped, one.other),
     )
 
 
@@ -180,6 +182,7 @@ def measures_table(verdict: Verdict, arms: Arms) -> Table | None:
             Cell(one.verdict, "", one.flips),
             Cell("yes, the verdict flips" if one.flips else "no", "loss" if one.flips else "", one.flips),
             tone="key" if one.measure == verdict.deciding_measure else "",
+            arms=(test.looped, *([] if one.comparator is None else [one.comparator])),
         )
         for one in test.measures
     ]
@@ -210,6 +213,7 @@ def seeds_table(verdict: Verdict, arms: Arms) -> Table | None:
                 points(test.delta_points),
                 interval(test.comparison.ci95),
                 interval(test.comparison.ci95_items_and_seeds),
+                arms=(test.looped, test.comparator),
             )
         )
     return Table(
@@ -224,8 +228,10 @@ def seeds_table(verdict: Verdict, arms: Arms) -> Table | None:
 
 def tests_table(verdict: Verdict, arms: Arms) -> Table:
     """Both tests at a glance, for the Markdown report and for whoever copies numbers."""
-    rows = [row("Equal parameters", *_test_cells(verdict, arms, 0), tone="key")]
-    rows.append(row("Equal FLOPs", *_test_cells(verdict, arms, 1), tone="key" if verdict.equal_flops else "quiet"))
+    first, second = verdict.equal_parameters, verdict.equal_flops
+    rows = [row("Equal parameters", *_test_cells(verdict, arms, 0), tone="key", arms=(first.looped, first.comparator))]
+    behind = () if second is None else (second.looped, second.comparator)
+    rows.append(row("Equal FLOPs", *_test_cells(verdict, arms, 1), tone="key" if second else "quiet", arms=behind))
     return Table(
         name="table-tests",
         title="The two tests",

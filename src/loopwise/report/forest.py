@@ -9,6 +9,7 @@ from typing import Any
 from ..protocol import ComparatorRow, Verdict
 from .benchmarks import tests_of
 from .blocks import Figure, Tone
+from .difference_marks import differences, labels, numbers
 from .drawing import NARROW, PERCENT_LABEL, WIDE, chart_of, colour, draw, legend
 from .labels import Arms, result_tone, significance
 from .numbers import interval, p_equation, percent, points
@@ -158,10 +159,10 @@ def _wide(values: list[dict[str, Any]], margin: float) -> list[list[Any]]:
     label_width, number_width = 200, 110
     each = (WIDE - label_width - number_width - 3 * _GAP) // 2
     parts = [
-        (_labels(y), label_width),
+        (labels(y), label_width),
         (_accuracies(values, y), each),
-        (_differences(values, y, margin), each),
-        ([_numbers(y, x=number_width)], number_width),
+        (differences(values, y, margin, "Difference (points)"), each),
+        ([numbers(y, x=number_width)], number_width),
     ]
     return [[alt.layer(*layers, width=width, height=height) for layers, width in parts]]
 
@@ -171,8 +172,11 @@ def _narrow(values: list[dict[str, Any]], margin: float) -> list[list[Any]]:
     import altair as alt
 
     width, height, y = NARROW - 16, 42 * len(values), _y(values)
-    labels = _labels(y, dy=-14)
-    parts = [[*_accuracies(values, y), *labels], [*_differences(values, y, margin), *labels, _numbers(y, x=width, dy=-14)]]
+    names = labels(y, dy=-14)
+    parts = [
+        [*_accuracies(values, y), *names],
+        [*differences(values, y, margin, "Difference (points)"), *names, numbers(y, x=width, dy=-14)],
+    ]
     return [[alt.layer(*layers, width=width, height=height)] for layers in parts]
 
 
@@ -180,24 +184,6 @@ def _y(values: list[dict[str, Any]]) -> Any:
     import altair as alt
 
     return alt.Y("row:O", axis=None, scale=alt.Scale(domain=list(range(len(values)))))
-
-
-def _labels(y: Any, dy: int = 0) -> list[Any]:
-    """Row labels; headings and deciding rows are bold (a layer each: a weight cannot be encoded)."""
-    import altair as alt
-
-    layers = []
-    for data, weight in (("bold", 600), ("normal", "normal")):
-        text = chart_of(data).mark_text(align="left", dy=dy, limit=330, fontWeight=weight, color=colour("ink"), aria=False)
-        layers.append(text.encode(y=y, x=alt.value(0), text="label:N"))
-    return layers
-
-
-def _numbers(y: Any, *, x: int, dy: int = 0) -> Any:
-    import altair as alt
-
-    text = chart_of("rows").mark_text(align="right", dy=dy, aria=False)
-    return text.encode(y=y, x=alt.value(x), text="text:N", color=alt.Color("ink:N", scale=None))
 
 
 def _accuracies(values: list[dict[str, Any]], y: Any) -> list[Any]:
@@ -216,26 +202,3 @@ def _accuracies(values: list[dict[str, Any]], y: Any) -> list[Any]:
         mark = base.mark_point(size=size, strokeWidth=2, opacity=1, stroke=colour(ink), fill=colour(fill), shape="circle")
         layers.append(mark.encode(x=alt.X(f"{side}:Q", scale=scale), description="tip:N"))
     return layers
-
-
-def _differences(values: list[dict[str, Any]], y: Any, margin: float) -> list[Any]:
-    """The difference with both intervals over the equivalence margin."""
-    import altair as alt
-
-    ends = [one[side] for one in values if not one["heading"] for side in ("low95", "high95")]
-    low, high = min(-1.3 * margin, *ends), max(1.3 * margin, *ends)
-    room = 0.06 * (high - low)
-    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
-    signed = "datum.value == 0 ? '0' : replace(format(datum.value, '+~g'), '-', '−')"
-    axis = alt.Axis(title="Difference (points)", tickCount=5, ticks=False, domain=False, labelExpr=signed)
-    ink, fill = alt.Color("ink:N", scale=None), alt.Fill("fill:N", scale=None)
-    base, band = chart_of("rows").encode(y=y), chart_of("band")
-    return [
-        band.mark_rect(color=colour("margin"), aria=False).encode(x=alt.X("from:Q", scale=scale, axis=axis), x2="to:Q"),
-        band.mark_rule(color=colour("axis"), aria=False).encode(x=alt.X("at:Q", scale=scale)),
-        base.mark_rule(strokeWidth=1.4, aria=False).encode(x=alt.X("low95:Q", scale=scale), x2="high95:Q", color=ink),
-        base.mark_rule(strokeWidth=4, aria=False).encode(x=alt.X("low90:Q", scale=scale), x2="high90:Q", color=ink),
-        base.mark_point(size=80, strokeWidth=2, opacity=1, shape="diamond").encode(
-            x=alt.X("delta:Q", scale=scale), fill=fill, stroke=alt.Stroke("ink:N", scale=None), description="tip:N"
-        ),
-    ]

@@ -37,12 +37,30 @@ class Arms:
 
     def __init__(self, verdict: Verdict) -> None:
         self._by_name = {arm.name: arm for arm in verdict.arms}
-        alike = Counter((setting(arm), arm.budget_label) for arm in verdict.arms)
+        reserves: dict[tuple[str, str, str | None], set[str]] = {}
+        for arm in verdict.arms:
+            if arm.reserve_label is not None:
+                reserves.setdefault((arm.side, arm.budget_label, arm.rule), set()).add(arm.reserve_label)
+        self._reserved = {arm.name for arm in verdict.arms if len(reserves.get((arm.side, arm.budget_label, arm.rule), ())) > 1}
+        alike = Counter(self._reads(arm) for arm in verdict.arms)
         self._named = {
             arm.name
             for arm in verdict.arms
-            if alike[setting(arm), arm.budget_label] > 1 or (arm.rule is None and arm.budget_label == "-" and arm.side != "looped")
+            if alike[self._reads(arm)] > 1 or (arm.rule is None and arm.budget_label == "-" and arm.side != "looped")
         }
+
+    def _reads(self, arm: ArmSummary) -> tuple[str, str, str]:
+        return setting(arm), arm.budget_label, self._reserve(arm.name)
+
+    def _reserve(self, name: str) -> str:
+        """`` (reserve 1024)`` where arms that read alike differ in it."""
+        arm = self.get(name)
+        return f" (reserve {arm.reserve_label})" if arm is not None and name in self._reserved and arm.reserve_label else ""
+
+    def rule(self, name: str) -> str:
+        """The arm's decoding rule, with its reserve where several were tried."""
+        arm = self.get(name)
+        return name if arm is None else rule_words(arm.rule) + self._reserve(name)
 
     def get(self, name: str) -> ArmSummary | None:
         """The arm, if the verdict lists it."""
@@ -53,7 +71,8 @@ class Arms:
         arm = self.get(name)
         if arm is None:
             return name
-        return f"{setting(arm)} ({name})" if name in self._named else setting(arm)
+        text = setting(arm) + self._reserve(name)
+        return f"{text} ({name})" if name in self._named else text
 
     def setting_with_budget(self, name: str, unit: str = " tokens") -> str:
         """The setting and its token budget."""
@@ -67,7 +86,7 @@ class Arms:
         arm = self.get(name)
         if arm is None:
             return name
-        parts = [rule_words(arm.rule)] if arm.rule else []
+        parts = [self.rule(name)] if arm.rule else []
         parts += [arm.budget_label + unit] if arm.budget_label != "-" else []
         return ", ".join([*parts, name] if parts and name in self._named else parts) or name
 

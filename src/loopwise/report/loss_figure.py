@@ -7,7 +7,8 @@ from typing import Any
 
 from ..protocol import LossTest, LossVerdict
 from .blocks import Figure, Tone
-from .drawing import NARROW, WIDE, chart_of, colour, draw, legend
+from .difference_marks import differences, labels, numbers
+from .drawing import NARROW, WIDE, colour, draw, legend
 from .labels import result_tone, significance
 from .numbers import interval, p_equation, points
 
@@ -86,53 +87,14 @@ def _draw(rows: Sequence[dict[str, Any]], margin: float, width: int, description
         "band": [{"from": -margin, "to": margin, "at": 0}],
     }
     each, height = (WIDE - _NUMBER_WIDTH - 2 * _GAP) // 2 if wide else NARROW - 16, (26 if wide else 42) * len(values)
+    marks = differences(values, y, margin, "Difference (milli-nats per token)")
     if wide:
         body = [
-            alt.layer(*_labels(y, each), width=each, height=height),
-            alt.layer(*_marks(values, y, margin), width=each, height=height),
-            alt.layer(_numbers(y, _NUMBER_WIDTH), width=_NUMBER_WIDTH, height=height),
+            alt.layer(*labels(y, limit=each), width=each, height=height),
+            alt.layer(*marks, width=each, height=height),
+            alt.layer(numbers(y, x=_NUMBER_WIDTH), width=_NUMBER_WIDTH, height=height),
         ]
     else:
-        layers = [*_marks(values, y, margin), *_labels(y, each, dy=-14), _numbers(y, each, dy=-14)]
+        layers = [*marks, *labels(y, limit=each, dy=-14), numbers(y, x=each, dy=-14)]
         body = [alt.layer(*layers, width=each, height=height)]
     return draw([[strip], body], data, gap=_GAP, description=description)
-
-
-def _labels(y: Any, limit: int, dy: int = 0) -> list[Any]:
-    import altair as alt
-
-    layers = []
-    for data, weight in (("bold", 600), ("normal", "normal")):  # a weight cannot be encoded
-        text = chart_of(data).mark_text(align="left", dy=dy, limit=limit, fontWeight=weight, color=colour("ink"), aria=False)
-        layers.append(text.encode(y=y, x=alt.value(0), text="label:N"))
-    return layers
-
-
-def _numbers(y: Any, x: int, dy: int = 0) -> Any:
-    import altair as alt
-
-    text = chart_of("rows").mark_text(align="right", dy=dy, aria=False)
-    return text.encode(y=y, x=alt.value(x), text="text:N", color=alt.Color("ink:N", scale=None))
-
-
-def _marks(values: Sequence[dict[str, Any]], y: Any, margin: float) -> list[Any]:
-    """The difference with both intervals over the margin."""
-    import altair as alt
-
-    ends = [one[side] for one in values if not one["heading"] for side in ("low95", "high95")]
-    low, high = min(-1.3 * margin, *ends), max(1.3 * margin, *ends)
-    room = 0.06 * (high - low)
-    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
-    signed = "datum.value == 0 ? '0' : replace(format(datum.value, '+~g'), '-', '−')"
-    axis = alt.Axis(title="Difference (milli-nats per token)", tickCount=5, ticks=False, domain=False, labelExpr=signed)
-    ink, fill = alt.Color("ink:N", scale=None), alt.Fill("fill:N", scale=None)
-    base, band = chart_of("rows").encode(y=y), chart_of("band")
-    return [
-        band.mark_rect(color=colour("margin"), aria=False).encode(x=alt.X("from:Q", scale=scale, axis=axis), x2="to:Q"),
-        band.mark_rule(color=colour("axis"), aria=False).encode(x=alt.X("at:Q", scale=scale)),
-        base.mark_rule(strokeWidth=1.4, aria=False).encode(x=alt.X("low95:Q", scale=scale), x2="high95:Q", color=ink),
-        base.mark_rule(strokeWidth=4, aria=False).encode(x=alt.X("low90:Q", scale=scale), x2="high90:Q", color=ink),
-        base.mark_point(size=80, strokeWidth=2, opacity=1, shape="diamond").encode(
-            x=alt.X("delta:Q", scale=scale), fill=fill, stroke=alt.Stroke("ink:N", scale=None), description="tip:N"
-        ),
-    ]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import LossTest, LossVerdict
-from .blocks import Bullets, Card, Figure, Interval, Page, Section, Text
+from .blocks import Bullets, Card, Figure, Page, Section, Text
+from .card_interval import card_interval
 from .drawing import on_paper
 from .labels import OUTCOMES, RESULT_WORDS, STATES
 from .loss_figure import FIGURE, loss_figure
@@ -111,17 +112,18 @@ def _card(verdict: LossVerdict, name: str) -> Card:
             statement=f"There is no second test: {verdict.equal_flops_reason}.",
             interval=None,
         )
+    c = test.comparison
     return Card(
         name=anchor,
         title=title,
         question=question,
         outcome=OUTCOMES[test.result],
         outcome_text=f"{'passed' if test.passed else 'not passed'}: {RESULT_WORDS[test.result]}",
-        delta=points(test.comparison.delta_millinats),
+        delta=points(c.delta_millinats),
         unit="milli-nats per token",
         facts=_card_facts(verdict, test),
         statement="" if test.reached else "It is not reached and does not decide here: the first test was not passed.",
-        interval=_interval(test, verdict.margin_millinats),
+        interval=card_interval(c.delta_millinats, c.ci95, c.ci90, verdict.margin_millinats),
     )
 
 
@@ -141,24 +143,6 @@ def _card_facts(verdict: LossVerdict, test: LossTest) -> tuple[tuple[str, str], 
     if len(c.seed_deltas) > 1:
         facts.append(("Seeds that favour the loop", f"{c.seeds_favouring} of {len(c.seed_deltas)}"))
     return tuple(facts)
-
-
-def _interval(test: LossTest, margin: float) -> Interval:
-    """The card's small drawing."""
-    c = test.comparison
-    reach = 1.15 * max(1.5 * margin, *(abs(end) for end in (*c.ci95, c.delta_millinats)))
-
-    def place(value: float) -> float:
-        return round(50 + 50 * value / reach, 2)
-
-    return Interval(
-        estimate=place(c.delta_millinats),
-        ci95=(place(c.ci95[0]), place(c.ci95[1])),
-        ci90=(place(c.ci90[0]), place(c.ci90[1])),
-        margin=(place(-margin), place(margin)),
-        zero=place(0),
-        ticks=tuple((place(at), "0" if at == 0 else points(at)) for at in (-margin, 0.0, margin)),
-    )
 
 
 def _reading(verdict: LossVerdict) -> Bullets:

@@ -58,4 +58,11 @@ def _table(table: Table) -> list[str]:
 
 def _cell(cell: Cell, strong: bool) -> str:
     text = escape(cell.text)
-    return f"**{text}**" if (strong or cell.strong) and text else text
+    text = f"**{text}**" if (strong or cell.strong) and text else text
+    links = ", ".join(f"[{escape(words)}]({_target(href)})" for words, href in cell.links)
+    return f"{text} {links}".strip()
+
+
+def _target(href: str) -> str:
+    """A row has no place of its own in Markdown: a link to one leads to its table's heading."""
+    return href.rpartition("-")[0] if href.startswith("#") else href

@@ -15,6 +15,8 @@ from .comparisons import tests_table
 from .drawing import dark_rules, on_paper
 from .labels import Arms
 from .markdown import markdown
+from .record_links import beside, linked_table, numbers_of
+from .running import NoiseFloors
 from .sections import build_page
 
 FIGURES = ("accuracy-against-cost", "benchmarks", "finish-rate", "forest")
@@ -37,20 +39,23 @@ def render(
     *,
     plan: Plan | None = None,
     headers: Sequence[Mapping[str, Any]] = (),
-    noise_floor: Mapping[str, Any] | None = None,
+    noise_floor: NoiseFloors = None,
 ) -> ReportFiles:
     """Write ``report.html``, ``report.md`` and ``figures/*.svg`` into a folder, each whole or not at all.
 
     Args:
         plan: what was fixed before the runs.
         headers: of the runs that were judged, in any order; none for foreign records.
-        noise_floor: how many of the twin's answers change when nothing but the batching does: ``arm``, ``batch_sizes``,
-            ``num_answers``, ``changed_texts``, ``changed_answers``, ``changed_grades``, ``accuracy_points``.
+        noise_floor: how many of an arm's answers change when nothing but the batching does, of one arm or of several: ``arm``,
+            ``batch_sizes``, ``num_answers``, ``changed_texts``, ``changed_answers``, ``changed_grades``, ``accuracy_points``.
+
+    The verdict's arms name their sources; what of them is a file is linked, as a path from ``folder``.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder = Path(folder)
+    verdict = beside(verdict, folder)
     ordered = sorted(headers, key=lambda header: (str(header.get("arm")), str(header.get("task")), str(header.get("seeds"))))
     page = build_page(verdict, plan=plan, headers=ordered, noise_floor=noise_floor)
     figures = [block for section in page.sections for block in section.blocks if isinstance(block, Figure)]
@@ -64,7 +69,7 @@ def render(
     )
     for path, figure in zip(files.figures, figures, strict=True):
         _write(path, on_paper(figure.svg))
-    _write(files.markdown, markdown(page, tests_table(verdict, Arms(verdict))))
+    _write(files.markdown, markdown(page, linked_table(tests_table(verdict, Arms(verdict)), numbers_of(verdict))))
     _write(files.html, html(page))
     return files
 

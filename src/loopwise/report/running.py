@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..protocol import Plan, PlannedTask, Verdict
-from .blocks import Cell, Row, Table, columns, row
+from .blocks import Bullets, Cell, Row, Table, Text, columns, row
 from .labels import execution_order, rule_words
 from .numbers import MEASURE_NAMES, UNKNOWN, count, known_number, points, ratio, scaled, yes_no
 
 Header = Mapping[str, Any]
+NoiseFloors = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+"""What repeated arms showed: one, several, or nothing."""
 
 SHARED_FIELDS: dict[str, str] = {
     "model": "Model",
@@ -27,6 +29,7 @@ SHARED_FIELDS: dict[str, str] = {
     "decoding": "Decoding settings",
     "batch_size": "Batch size",
     "batch_plan": "Batch plan",
+    "engine": "Engine",
     "flops_convention": "FLOPs convention",
     "started": "Started",
 }
@@ -202,6 +205,15 @@ def _small(value: Any) -> str:
     return UNKNOWN if number is None else f"{number:.1e}" if number else "0"
 
 
+def noise_block(noise_floor: NoiseFloors) -> Text | Bullets:
+    """What repeating an arm changed, of one arm or of several."""
+    if not noise_floor:
+        return Text("Noise floor. " + noise_text(None))
+    floors = [noise_floor] if isinstance(noise_floor, Mapping) else list(noise_floor)
+    texts = tuple("Noise floor. " + noise_text(one) for one in floors)
+    return Text(texts[0]) if len(texts) == 1 else Bullets(texts)
+
+
 def noise_text(noise_floor: Mapping[str, Any] | None) -> str:
     """How many answers flip when nothing changes but the batching."""
     if not isinstance(noise_floor, Mapping):
@@ -216,7 +228,7 @@ def noise_text(noise_floor: Mapping[str, Any] | None) -> str:
     moved = noise_floor.get("accuracy_points")
     texts, others = _number(noise_floor.get("changed_texts")), _number(noise_floor.get("changed_answers"))
     return (
-        f"The twin's arm {noise_floor.get('arm', UNKNOWN)} ran twice{batches}: {_number(flips)} of {_number(answers)} answers{share} flip "
+        f"The arm {noise_floor.get('arm', UNKNOWN)} ran twice{batches}: {_number(flips)} of {_number(answers)} answers{share} flip "
         f"between right and wrong, {others} give another answer, {texts} have another text; accuracy moves by "
         f"{points(known_number(moved))} points. Differences of this size are noise."
     )

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..protocol import Plan, TestOutcome, Verdict
-from . import benchmarks, comparisons, curves, forest, running
-from .blocks import Block, Bullets, Card, Interval, Page, Section, Text
+from . import benchmarks, comparisons, curves, forest, record_links, running
+from .blocks import Block, Bullets, Card, Page, Section, Table, Text
+from .card_interval import card_interval
 from .labels import (
     OUTCOMES,
     STATES,
@@ -16,6 +17,7 @@ from .labels import (
     passes_text,
 )
 from .numbers import UNKNOWN, count, interval, known_number, p_number, percent, points, ratio, scaled, yes_no
+from .running import NoiseFloors
 
 HEADLINES = {"pays": "The loop pays", "does not pay": "The loop does not pay", "not shown": "Not shown that the loop pays"}
 QUESTIONS = (
@@ -24,10 +26,10 @@ QUESTIONS = (
 )
 
 
-def build_page(verdict: Verdict, *, plan: Plan | None, headers: Sequence[Mapping[str, Any]], noise_floor: Mapping[str, Any] | None) -> Page:
+def build_page(verdict: Verdict, *, plan: Plan | None, headers: Sequence[Mapping[str, Any]], noise_floor: NoiseFloors) -> Page:
     """Everything that a report says, figures drawn."""
     arms = Arms(verdict)
-    return Page(
+    page = Page(
         title=f"{HEADLINES[verdict.verdict]}: {verdict.model or 'looped model'}",
         state=STATES[verdict.verdict],
         verdict=HEADLINES[verdict.verdict],
@@ -42,10 +44,11 @@ def build_page(verdict: Verdict, *, plan: Plan | None, headers: Sequence[Mapping
             _benchmarks(verdict, arms),
             _decoding(verdict, arms),
             *_room(verdict),
-            _running(verdict, plan, headers, noise_floor),
+            _running(verdict, plan, headers, noise_floor, record_links.records_table(verdict, arms)),
             _reading(verdict),
         ),
     )
+    return record_links.link(page, verdict)
 
 
 def _facts(verdict: Verdict, num_layers: int | None) -> tuple[tuple[str, str], ...]:
@@ -89,7 +92,7 @@ def _card(verdict: Verdict, arms: Arms, which: int) -> Card:
         unit="points",
         facts=_card_facts(verdict, arms, test),
         statement="It does not decide here: the first test was not passed." if unjudging else "",
-        interval=_interval(test, verdict.margin_points),
+        interval=card_interval(test.delta_points, test.ci95, test.ci90, verdict.margin_points),
     )
 
 
@@ -111,25 +114,6 @@ def _card_facts(verdict: Verdict, arms: Arms, test: TestOutcome) -> tuple[tuple[
 def _equivalence(test: TestOutcome) -> str:
     shown = "not enough to count" if test.equivalent and test.result == "not shown" else yes_no(test.equivalent)
     return f"{shown}, 90% interval {interval(test.ci90)}"
-
-
-def _interval(test: TestOutcome, margin: float) -> Interval:
-    """The card's small drawing: the difference on a line that holds zero, the margin and the interval."""
-    reach = 1.15 * max(1.5 * margin, *(abs(end) for end in (*test.ci95, test.delta_points)))
-
-    def place(value: float) -> float:
-        return round(50 + 50 * value / reach, 2)
-
-    return Interval(
-        estimate=place(test.delta_points),
-        ci95=(place(test.ci95[0]), place(test.ci95[1])),
-        ci90=(place(test.ci90[0]), place(test.ci90[1])),
-        margin=(place(-margin), place(margin)),
-        zero=place(0),
-        ticks=tuple(
-            (place(at), points(at) if at % 1 else f"{at:+.0f}".replace("-", "−").replace("+0", "0")) for at in (-margin, 0, margin)
-        ),
-    )
 
 
 def _section(name: str, title: str, *blocks: Block | None) -> Section:
@@ -202,7 +186,9 @@ def _room(verdict: Verdict) -> tuple[Section, ...]:
     return (_section("larger-model", "If parameters could grow", Bullets(tuple(rows)), Text(verdict.advice)),)
 
 
-def _running(verdict: Verdict, plan: Plan | None, headers: Sequence[Mapping[str, Any]], noise_floor: Mapping[str, Any] | None) -> Section:
+def _running(
+    verdict: Verdict, plan: Plan | None, headers: Sequence[Mapping[str, Any]], noise_floor: NoiseFloors, records: Table | None
+) -> Section:
     unknown = Text("The records came without headers: model, versions, batches and parity check are not known.")
     parity = running.parity_table(headers)
     return _section(
@@ -212,8 +198,9 @@ def _running(verdict: Verdict, plan: Plan | None, headers: Sequence[Mapping[str,
         running.loops_table(headers, verdict),
         running.shared_table(headers),
         running.runs_table(headers),
+        records,
         parity or (Text("Parity check: not recorded.") if headers else None),
-        Text("Noise floor. " + running.noise_text(noise_floor)),
+        running.noise_block(noise_floor),
         running.plan_table(verdict, plan),
         running.excluded_table(verdict),
     )

@@ -26,6 +26,7 @@ from .effects import (
     spearman,
 )
 from .exact import holm, mcnemar_exact, sign_floor
+from .planning import smallest_gain, smallest_one_sided
 
 __all__ = [
     "Bootstrap",
@@ -51,6 +52,8 @@ __all__ = [
     "score_accuracy_rho",
     "sign_floor",
     "smallest_detectable",
+    "smallest_gain",
+    "smallest_one_sided",
     "spearman",
     "two_sided_p",
 ]

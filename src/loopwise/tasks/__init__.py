@@ -16,12 +16,15 @@ from .grading import RULES
 from .gsm8k import GSM8K, GSM8K_THINKING
 from .humaneval import HUMANEVAL
 from .ladder import LADDER, ladder_of
+from .lm_eval_items import quiet_lm_eval
+from .log_likelihood import LIKELIHOODS, likelihood_notes, lm_eval_of
 from .math500 import MATH500
 from .math_full import MATH
 from .mbpp import MBPP
 from .mmlu_pro import MMLU_PRO
 from .problems import worked_text
 from .sandbox import SandboxError, permit, wall_facts
+from .suites import SUITES, Suite, SuiteTask, spread
 from .values import Grade, Item, Kind, Task, TaskError
 
 TASKS: dict[str, Task] = {
@@ -43,12 +46,13 @@ TASKS: dict[str, Task] = {
 }
 """Every task by its name."""
 
-PARTS = {"ladder": ladder_of, "bbh": bbh_of, "bfcl_v3": bfcl_of}
-"""Tasks of which parts can be chosen behind a colon."""
+PARTS = {"ladder": ladder_of, "bbh": bbh_of, "bfcl_v3": bfcl_of, "lm-eval": lm_eval_of}
+"""Tasks of which parts can be chosen behind a colon; behind ``lm-eval:`` stands one of lm-eval's own, with shots and metric."""
 
 
 def task_named(name: str) -> Task:
-    """A task of `TASKS`, or chosen parts of one, as in ``ladder:2-4``, ``bbh:snarks`` or ``bfcl_v3:simple,parallel``.
+    """A task of `TASKS`, or chosen parts of one, as in ``ladder:2-4``, ``bbh:snarks`` or ``bfcl_v3:simple,parallel``; or one of
+    lm-eval's, as in ``lm-eval:arc_challenge@25:acc_norm``.
 
     Raises:
         TaskError: no task has that name.
@@ -58,31 +62,40 @@ def task_named(name: str) -> Task:
     base, colon, parts = name.partition(":")
     if base in PARTS and colon:
         return PARTS[base](parts)
-    parted = "parts are chosen as in ladder:2-4, bbh:snarks or bfcl_v3:simple,parallel"
+    if name in SUITES:
+        raise TaskError(f"{name} is a suite of {len(SUITES[name].tasks)} tasks; here one is wanted: {', '.join(SUITES[name].names)}")
+    parted = "parts are chosen as in ladder:2-4, bbh:snarks, bfcl_v3:simple,parallel or lm-eval:arc_easy"
     raise TaskError(f"no task is named {name!r}; tasks are {', '.join(TASKS)}; {parted}")
 
 
 def tasks_named(names: Sequence[str]) -> tuple[Task, ...]:
-    """Several tasks; ``bbh:each`` is every subtask as a task of its own, whose mean is the macro mean over them.
+    """Several tasks, a suite's among them; ``bbh:each`` is every subtask as a task of its own, whose mean is the macro mean over them.
 
     Raises:
         TaskError: as `task_named`.
     """
-    spread = [one for name in names for one in ([f"bbh:{subtask}" for subtask in SUBTASKS] if name == "bbh:each" else [name])]
-    return tuple(task_named(name) for name in spread)
+    each = {"bbh:each": tuple(f"bbh:{subtask}" for subtask in SUBTASKS)}
+    return tuple(task_named(one) for name in spread(names) for one in each.get(name, (name,)))
 
 
 __all__ = [
     "CODE_RULES",
+    "LIKELIHOODS",
     "RULES",
+    "SUITES",
     "TASKS",
     "Grade",
     "Item",
     "Kind",
     "SandboxError",
+    "Suite",
+    "SuiteTask",
     "Task",
     "TaskError",
+    "likelihood_notes",
     "permit",
+    "quiet_lm_eval",
+    "spread",
     "task_named",
     "tasks_named",
     "wall_facts",

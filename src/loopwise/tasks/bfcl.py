@@ -1,15 +1,15 @@
-"""BFCL v3, the Berkeley Function Calling Leaderboard: its single-turn categories in Python (no-free-loop, section D.3).
+"""BFCL v3, the Berkeley Function Calling Leaderboard: its single-turn categories (no-free-loop, section D.3).
 
-``bfcl_v3`` is all of them, ``bfcl_v3:simple,parallel`` some. A model is asked in words, as the leaderboard asks models without tool calls
-of their own, and its answer is read as calls and compared with the gold (`bfcl_check`); nothing of it is run. In the irrelevance
-categories the right answer is no call, in ``live_relevance`` any call.
+``bfcl_v3`` is all of those in Python, ``bfcl_v3:simple,parallel`` some; ``bfcl_v3:java,javascript`` are the other languages. A model
+is asked in words, as the leaderboard asks models without tool calls of their own, and its answer is read as calls and compared with
+the gold (`bfcl_check`); nothing of it is run. In the irrelevance categories the right answer is no call, in ``live_relevance`` any
+call.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,10 @@ from typing import Any
 
 from . import answers
 from .bfcl_calls import Call, CallsError, parse_calls
-from .bfcl_check import NESTED, TYPES, calls_match
+from .bfcl_check import calls_match
+from .bfcl_languages import JAVA, JAVASCRIPT, PYTHON, Language
+from .bfcl_prompts import PROMPT, described_for
+from .bfcl_source import parse_java, parse_javascript, source_parser
 from .rows import Row, Source, checked_items, data_path, file_rows, hub_file, local_file
 from .values import Grade, Item, Task, TaskError
 
@@ -26,29 +29,14 @@ CATEGORIES = (
     "simple", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_multiple", "live_parallel",
     "live_parallel_multiple", "live_irrelevance", "live_relevance",
 )  # fmt: skip
+LANGUAGES: dict[str, tuple[Language, Callable[[str], tuple[Call, ...]]]] = {
+    "java": (JAVA, parse_java),
+    "javascript": (JAVASCRIPT, parse_javascript),
+}
+"""The categories in another language than Python: its rules, and what reads its answers."""
+MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
+"""Categories that are refused: see `bfcl_of`."""
 NO_CALL, ANY_CALL = "no call", "any call"
-
-PROMPT = """You are an expert in composing functions. You are given a question and a set of possible functions. Based on the question, \
-you will need to make one or more function/tool calls to achieve the purpose.
-If none of the functions can be used, point it out. If the given question lacks the parameters required by the function, also point it out.
-You should only return the function calls in your response.
-
-If you decide to invoke any of the function(s), you MUST put it in the format of \
-[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]
-You SHOULD NOT include any other text in the response.
-
-At each turn, you should try your best to complete the tasks requested by the user within the current turn. Continue to output functions \
-to call until you have fulfilled the user's request to the best of your ability. Once you have no more functions to call, the system \
-will consider the current turn complete and proceed to the next turn or task.
-
-Here is a list of functions in JSON format that you can invoke.
-{functions}
-
-"""
-"""The leaderboard's system prompt of version 3, word for word (bfcl-eval 2025.6.16, Apache-2.0). It stands at the head of the one user
-turn, as the leaderboard puts it for models whose template has no system turn."""
-HINT = " Note that the provided function is in Python 3 syntax."
-"""What the leaderboard adds to each function's description."""
 OPENER = "\n\nFunction calls:\n"
 """Stands before the answer where budget forcing opened it; what is before it is no part of the answer."""
 
@@ -69,6 +57,7 @@ WRONG_GOLDS = {
     "live_relevance_15-15-0": "no function can answer; replaced",
     "live_relevance_16-16-0": "no function can answer; taken out",
     "live_relevance_17-17-0": "no function can answer; taken out",
+    "javascript_41": "the gold misspells the function's name; only its arguments count",
 }
 """Items of this version whose question or gold the leaderboard itself corrected later (bfcl-eval 2026.3.23 beside the version-3 files), and
 what was wrong. They are asked and graded as version 3 has them, so that scores compare; both arms have the same ones."""
@@ -77,6 +66,13 @@ UNANSWERABLE = {
     "live_simple_112-68-0": "five required parameters have no value that is right",
     "live_multiple_862-181-3": "the gold wants a parameter that the function does not have",
     "live_multiple_964-207-0": "the gold names a parameter that the function does not have",
+    "java_1": "a map loses what is put into it when the answer is read",
+    "java_35": "texts in an array keep their quotes when the answer is read, and the gold has none",
+    "java_36": "members of a list of anything are read as texts, and the gold has a number and a truth value",
+    "java_65": "members of a list of anything are read as texts, and the gold has truth values",
+    "java_67": "a map loses what is put into it when the answer is read",
+    "java_68": "a map loses what is put into it when the answer is read",
+    "java_85": "texts in an array keep their quotes when the answer is read, and the gold has none",
 }
 """Items whose gold no answer meets, by the leaderboard's rules as by these; nobody has corrected them. Kept likewise."""
 
@@ -87,6 +83,8 @@ def load(data: Path | None, limit: int | None, split: str, *, categories: Sequen
     From ``BFCL_v3_<category>.json`` (one object a line, packed or not) with ``possible_answer/`` beside them, in ``bfcl_v3/`` or in the
     folder itself; else from the hub.
     """
+    for language in LANGUAGES.keys() & set(categories):
+        source_parser(language)  # before anything is read
     path = data_path(data)
     if path is not None and path.is_file():
         raise TaskError(f"{path}: {SOURCE.folder} needs its golds beside its questions; name the folder with BFCL_v3_simple.json")
@@ -118,18 +116,23 @@ def _file(path: Path | None, name: str) -> Path:
 
 
 def _item(row: Row, category: str, golds: dict[str, Row]) -> Item:
-    name, functions = row.text("id"), _functions(row, may_be_none=not _has_golds(category))
+    name, functions = row.text("id"), _functions(row, language_of(category), may_be_none=not _has_golds(category))
     if _has_golds(category):
         if name not in golds:
             raise row.error("id", f"is {name!r}, which has no gold in possible_answer/BFCL_v3_{category}.json")
         gold = json.dumps(_gold(golds[name]), ensure_ascii=False)
     else:
         gold = NO_CALL if "irrelevance" in category else ANY_CALL
-    prompt = PROMPT.format(functions=_with_hints(functions)) + "\n\n" + _question(row)
+    prompt = PROMPT.format(functions=described_for(functions, category)) + "\n\n" + _question(row)
     return Item(name=name, prompt=prompt, gold=gold, extra={"subtask": category, "functions": functions})
 
 
-def _functions(row: Row, *, may_be_none: bool) -> list[dict[str, Any]]:
+def language_of(category: str) -> Language:
+    """The rules of a category's language."""
+    return LANGUAGES[category][0] if category in LANGUAGES else PYTHON
+
+
+def _functions(row: Row, language: Language, *, may_be_none: bool) -> list[dict[str, Any]]:
     """The offered functions, checked as far as grading reads them; some live items offer none, where no call is right."""
     functions = row.values.get("function")
     if not isinstance(functions, list) or not (functions or may_be_none):
@@ -137,13 +140,13 @@ def _functions(row: Row, *, may_be_none: bool) -> list[dict[str, Any]]:
     for function in functions:
         try:
             properties, required = function["parameters"]["properties"], function["parameters"]["required"]
-            nested = [one["items"]["type"] for one in properties.values() if one["type"] in NESTED]
+            nested = [one["items"]["type"] for one in properties.values() if one["type"] in language.nested]
             kinds = [one["type"] for one in properties.values()] + nested
             whole = isinstance(function["name"], str) and isinstance(function["description"], str) and isinstance(required, list)
         except (KeyError, TypeError, AttributeError):
             whole, kinds = False, []
-        if not whole or not set(kinds) <= TYPES.keys():
-            raise row.error("function", f"has one that is not described as the leaderboard does; types are {', '.join(TYPES)}")
+        if not whole or not set(kinds) <= language.types.keys():
+            raise row.error("function", f"has one that is not described as the leaderboard does; types are {', '.join(language.types)}")
     return functions
 
 
@@ -156,14 +159,6 @@ def _gold(row: Row) -> list[dict[str, dict[str, list[Any]]]]:
         if not all(isinstance(wanted, dict) and all(isinstance(values, list) for values in wanted.values()) for wanted in gold.values()):
             raise row.error("ground_truth", "has a parameter without a list of the values that are right")
     return golds
-
-
-def _with_hints(functions: Sequence[dict[str, Any]]) -> str:
-    """The functions as the leaderboard writes them: a Python list, though its prompt says JSON."""
-    hinted = copy.deepcopy(list(functions))
-    for function in hinted:
-        function["description"] += HINT
-    return str(hinted)
 
 
 def _question(row: Row) -> str:
@@ -188,8 +183,10 @@ def grade(item: Item, text: str) -> Grade:
     part = answers.answer_part(text)
     if part is None:
         return Grade(correct=False, answer=None, rule="no-answer")
+    category = item.extra["subtask"]
+    language, parse = LANGUAGES.get(category, (PYTHON, parse_calls))
     try:
-        calls: tuple[Call, ...] | None = parse_calls(part.rpartition(OPENER)[2])
+        calls: tuple[Call, ...] | None = parse(part.rpartition(OPENER)[2])
     except CallsError:
         calls = None
     answer = None if calls is None else shown(calls)
@@ -197,8 +194,8 @@ def grade(item: Item, text: str) -> Grade:
         return Grade(correct=bool(calls) == (item.gold == ANY_CALL), answer=answer or "[]", rule="calls")
     if calls is None:
         return Grade(correct=False, answer=None, rule="no-answer")
-    any_order = "parallel" in item.extra["subtask"]
-    correct = calls_match(item.extra["functions"], calls, json.loads(item.gold), any_order=any_order)
+    golds = json.loads(item.gold)
+    correct = calls_match(item.extra["functions"], calls, golds, any_order="parallel" in category, language=language)
     return Grade(correct=correct, answer=answer, rule="calls")
 
 
@@ -231,10 +228,16 @@ def bfcl_of(names: str) -> Task:
     """Some categories: ``simple``, or ``simple,live_simple``.
 
     Raises:
-        TaskError: no such category, or text that names none.
+        TaskError: no such category, text that names none, or a multi-turn one: those are conversations with simulated systems whose
+            end state decides, and a task here is one prompt and one answer.
     """
     categories = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in categories:
-        if name not in CATEGORIES:
-            raise TaskError(f"bfcl_v3:{names}: {name!r} is no category here; they are {', '.join(CATEGORIES)}")
+        if name in MULTI_TURN:
+            raise TaskError(
+                f"bfcl_v3:{names}: {name} is a conversation with simulated systems, and a task here is one prompt and one answer; "
+                "run it with the leaderboard's own package, bfcl-eval"
+            )
+        if name not in CATEGORIES and name not in LANGUAGES:
+            raise TaskError(f"bfcl_v3:{names}: {name!r} is no category here; they are {', '.join((*CATEGORIES, *LANGUAGES))}")
     return replace(BFCL, name=f"bfcl_v3:{','.join(categories)}", loader=partial(load, categories=categories))

@@ -1,4 +1,4 @@
-"""Whether function calls are the wanted ones, by the Berkeley Function Calling Leaderboard's published rules for Python (version 3).
+"""Whether function calls are the wanted ones, by the Berkeley Function Calling Leaderboard's published rules (version 3).
 
 A gold names one function and, for each parameter, the values that are right; an empty text among them means that the parameter may
 be left out. Strings are compared without case, blanks and ``,./-_*^``; a gold of another type than the parameter's stands for a
@@ -12,28 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .bfcl_calls import Call
+from .bfcl_languages import PYTHON, Language
 
 Function = Mapping[str, Any]
 """A function as the data describe it: ``name``, and ``parameters`` with ``properties`` and ``required``."""
 Gold = Mapping[str, Mapping[str, list[Any]]]
 """One function's name, and the values that are right for each of its parameters."""
 
-TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "any": str,
-}
-NESTED = ("array", "tuple")
-"""Types whose ``items`` have a type of their own."""
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
-def calls_match(functions: Sequence[Function], calls: Sequence[Call], golds: Sequence[Gold], *, any_order: bool) -> bool:
+def calls_match(
+    functions: Sequence[Function], calls: Sequence[Call], golds: Sequence[Gold], *, any_order: bool, language: Language = PYTHON
+) -> bool:
     """Whether every gold has its own call and no call is left over.
 
     Args:
@@ -45,33 +36,38 @@ def calls_match(functions: Sequence[Function], calls: Sequence[Call], golds: Seq
     for gold in golds:
         name = next(iter(gold))
         function = next((one for one in functions if one["name"] == name), None if any_order or len(functions) > 1 else functions[0])
-        fits = None if function is None else next((place for place, call in enumerate(left) if call_matches(function, call, gold)), None)
+        if function is None:
+            return False
+        fits = next((place for place, call in enumerate(left) if call_matches(function, call, gold, language)), None)
         if fits is None:
             return False
         del left[fits]
     return True
 
 
-def call_matches(function: Function, call: Call, gold: Gold) -> bool:
+def call_matches(function: Function, call: Call, gold: Gold, language: Language = PYTHON) -> bool:
     """Whether one call is one gold: the described function, all required and only known parameters, every value right."""
     wanted = next(iter(gold.values()))
     described = function["parameters"]["properties"]
     if call.name != function["name"] or any(name not in call.arguments for name in function["parameters"]["required"]):
         return False
     for name, value in call.arguments.items():
-        if name not in described or name not in wanted or not value_matches(described[name], value, wanted[name]):
+        if name not in described or name not in wanted or not value_matches(described[name], value, wanted[name], language):
             return False
     return all(name in call.arguments or "" in values for name, values in wanted.items())
 
 
-def value_matches(described: Mapping[str, Any], value: Any, wanted: list[Any]) -> bool:
+def value_matches(described: Mapping[str, Any], value: Any, wanted: list[Any], language: Language = PYTHON) -> bool:
     """Whether a parameter's value has the right type and is one of the wanted ones."""
     kind = described["type"]
-    expected = TYPES[kind]
-    inner = TYPES[described["items"]["type"]] if kind in NESTED else None
-    if kind == "tuple" and isinstance(value, tuple):
+    expected = language.types[kind]
+    inner_kind = described["items"]["type"] if kind in language.nested else None
+    inner = None if inner_kind is None else language.types[inner_kind]
+    if language.read is not None:
+        value = language.read(value, kind, inner_kind)
+    elif kind == "tuple" and isinstance(value, tuple):
         value = list(value)
-    if kind == "float" and type(value) is int:
+    elif kind == "float" and type(value) is int:
         value = float(value)
     has_type, is_variable = _type_fits(value, wanted, expected, inner)
     if not has_type:
@@ -118,7 +114,8 @@ def _entries_match(value: Mapping[Any, Any], option: Mapping[Any, Any]) -> bool:
     for key, one in value.items():
         if key not in option or standard(one) not in [standard(other) for other in _members(option[key])]:
             return False
-    return all(key in value or "" in _members(values) for key, values in option.items())
+    # One gold has a bare text for a list of values: such an entry may be left out, since every text holds an empty one.
+    return all(key in value or (isinstance(values, list | str) and "" in values) for key, values in option.items())
 
 
 def _dicts_match(value: Any, option: Any) -> bool:

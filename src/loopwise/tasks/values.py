@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["generate", "letters"]
+Kind = Literal["generate", "letters", "log-likelihood"]
 
 
 class TaskError(ValueError):
@@ -27,7 +27,9 @@ class Item:
     gold: str
     """The right answer: a number, LaTeX, or an option's letter."""
     choices: tuple[str, ...] | None = None
-    """The option texts in the order of their letters; None for a task that generates."""
+    """The option texts in the order of their letters; None for a task that generates, and for one that scores a single continuation."""
+    requests: tuple[tuple[str, str], ...] = ()
+    """Of a log-likelihood task: for each option the context and the continuation whose log-likelihood is its score."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the source says of it: level, subject, rung."""
 
@@ -55,9 +57,10 @@ class Task:
     version: str
     """Rises with every change to items, prompt or grading: runs of two versions are not compared."""
     kind: Kind
-    """``generate``: the model writes and `grade` reads. ``letters``: the highest next-token logit among the option letters."""
+    """``generate``: the model writes and `grade` reads. ``letters``: the highest next-token logit among the option letters.
+    ``log-likelihood``: the option whose continuation is most likely, as `scorer` compares them."""
     budget_tokens: int
-    """The token budget without thinking; 1 for letters."""
+    """The token budget without thinking; 1 for letters and log-likelihoods."""
     reserve_tokens: int
     """How many tokens before the budget budget forcing closes the thinking or opens the answer; 0 for letters."""
     thinking_budget_tokens: int | None = None
@@ -80,6 +83,10 @@ class Task:
     """Whether grading runs what a model wrote."""
     code_allowed: bool = False
     """Whether it may: `sandbox.permit` says so, for whoever asked for it."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What a run's header says of it beside its name: shots, metric."""
+    scorer: Callable[[Item, Sequence[tuple[float, bool]]], Grade] | None = field(default=None, repr=False)
+    """Of a log-likelihood task: who is right, from each request's log-likelihood in nats and whether greedy decoding would write it."""
     loader: Callable[[Path | None, int | None, str], tuple[Item, ...]] = field(repr=False)
     """Takes the checked arguments of `load`."""
     grader: Callable[[Item, str], Grade] = field(repr=False)
@@ -90,6 +97,8 @@ class Task:
                 f"task {self.name}: {self.samples} samples at temperature {self.temperature:g}; "
                 "give at least 1 sample, and a temperature above 0 for several"
             )
+        if (self.kind == "log-likelihood") != (self.scorer is not None):
+            raise TaskError(f"task {self.name}: is of the kind {self.kind}; a scorer is for log-likelihood tasks, and they need one")
 
     def load(self, data: Path | str | None = None, limit: int | None = None, split: str = "test") -> tuple[Item, ...]:
         """The first ``limit`` items of a split, all without a limit.

@@ -18,17 +18,21 @@ from .settings import DivergedError, Execution, TrainingError, TrainSettings
 if TYPE_CHECKING:
     from .adapters import LoraSettings, MergeChange, adapter_of, adapter_off, add_lora, merge, merge_and_compare, save_adapter
     from .anchored import AnchoredDepth, AnchoredRecurrentDepth, core, train_anchored
+    from .boxed_reward import Problem, Problems, boxed
     from .continued import ContinuedPretraining, held_out_by_passes, train_continued
     from .conversion import Conversion, NearTeacher, train_conversion
     from .distributed import Ranks, join, leave
     from .engine import Evaluate, train
     from .flops import StepFlops, step_flops
+    from .grpo import train_lora_grpo
+    from .grpo_settings import Grpo, LoraGrpo
     from .long_finetune import LongFinetune, MeasuredSteps, read_measured_steps, train_long_finetune
     from .losses import held_out_loss, row_losses, summed_loss
     from .merging import merge_and_save
     from .objectives import NextToken, Objective, StepContext
     from .optimizers import parameter_groups
     from .preparing import available_bytes
+    from .rollout_check import RolloutCheck, check_rollout
     from .saving import MODEL_FOLDER, RunBusyError
     from .short_finetune import ShortFinetune, train_short_finetune
     from .tuning import LoopsGiven, Tuning, load_member
@@ -39,8 +43,10 @@ _WITH_TORCH = {
     "ContinuedPretraining": "continued",
     "Conversion": "conversion",
     "Evaluate": "engine",
+    "Grpo": "grpo_settings",
     "LongFinetune": "long_finetune",
     "LoopsGiven": "tuning",
+    "LoraGrpo": "grpo_settings",
     "LoraSettings": "adapters",
     "MODEL_FOLDER": "saving",
     "MeasuredSteps": "long_finetune",
@@ -48,7 +54,10 @@ _WITH_TORCH = {
     "NearTeacher": "conversion",
     "NextToken": "objectives",
     "Objective": "objectives",
+    "Problem": "boxed_reward",
+    "Problems": "boxed_reward",
     "Ranks": "distributed",
+    "RolloutCheck": "rollout_check",
     "RunBusyError": "saving",
     "ShortFinetune": "short_finetune",
     "StepContext": "objectives",
@@ -58,6 +67,8 @@ _WITH_TORCH = {
     "adapter_off": "adapters",
     "add_lora": "adapters",
     "available_bytes": "preparing",
+    "boxed": "boxed_reward",
+    "check_rollout": "rollout_check",
     "core": "anchored",
     "held_out_by_passes": "continued",
     "held_out_loss": "losses",
@@ -78,6 +89,7 @@ _WITH_TORCH = {
     "train_continued": "continued",
     "train_conversion": "conversion",
     "train_long_finetune": "long_finetune",
+    "train_lora_grpo": "grpo",
     "train_short_finetune": "short_finetune",
 }
 
@@ -91,8 +103,10 @@ __all__ = [
     "Estimate",
     "Evaluate",
     "Execution",
+    "Grpo",
     "LongFinetune",
     "LoopsGiven",
+    "LoraGrpo",
     "LoraSettings",
     "MeasuredSteps",
     "MergeChange",
@@ -101,8 +115,11 @@ __all__ = [
     "Objective",
     "PassSchedule",
     "PassScheduleError",
+    "Problem",
+    "Problems",
     "Ranks",
     "Reporter",
+    "RolloutCheck",
     "RunBusyError",
     "Schedule",
     "ShortFinetune",
@@ -119,7 +136,9 @@ __all__ = [
     "adapter_off",
     "add_lora",
     "available_bytes",
+    "boxed",
     "check_fits",
+    "check_rollout",
     "core",
     "duration",
     "estimate",
@@ -145,6 +164,7 @@ __all__ = [
     "train_continued",
     "train_conversion",
     "train_long_finetune",
+    "train_lora_grpo",
     "train_short_finetune",
 ]
 

@@ -20,7 +20,7 @@ from transformers import __version__ as transformers_version
 
 from ..data import NO_LOSS, BatchSource
 from ..loops import with_passes
-from ..models import decoder_layers, inserted_loops, loops_of, model_hash
+from ..models import check_packing, decoder_layers, inserted_loops, loops_of, model_hash
 from ..nets.model import LoopedTransformer
 from .adapters import adapter_of
 from .distributed import Ranks
@@ -38,8 +38,8 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
     """Check that a model can be trained on these batches as the settings say.
 
     Raises:
-        TrainingError: a depth that the model cannot have; rows that cannot be shared out; token ids that it does not know; documents
-            that do not see one another, for a model with linear attention, whose state would carry over.
+        TrainingError: a depth that the model cannot have; rows that cannot be shared out; token ids that it does not know.
+        ModelError: documents that do not see one another, for a model that does not keep them apart.
         NetError: depths by sequence that the network cannot run.
     """
     ranks.rows(source.num_sequences)
@@ -47,8 +47,8 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type, index]
     if first.input_ids.max() >= vocabulary or first.targets[first.targets != NO_LOSS].max(initial=0) >= vocabulary:
         raise TrainingError(f"the batches have tokens beyond the model's vocabulary of {vocabulary}; give text of its own tokenizer")
-    if first.positions is not None and "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
-        raise TrainingError(f"{type(model).__name__}: linear attention carries its state over documents; pack without document masks")
+    if first.positions is not None:
+        check_packing(model.config)
     if settings.passes is not None and not inserted_loops(model):
         raise TrainingError(f"passes are for a model that loops were put into, and this {type(model).__name__} has none; leave passes out")
     if settings.recurrence is None:

@@ -112,7 +112,8 @@ class Execution:
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes (FSDP2); else each process holds all of them (DDP)."""
     compile: bool = False
-    """``torch.compile`` the attention and the MLP of every layer. Not the whole model: it would compile anew for each depth."""
+    """``torch.compile`` the attention and the MLP of every layer, and depth-attention reads and norms. Not the whole model: it would
+    compile anew for each depth."""
     checkpoint_activations: bool = False
     """Keep only the inputs of attention and MLP for the backward pass and compute them again: less memory, more time."""
     checkpoint_every_steps: int = 500

@@ -1,0 +1,79 @@
+"""vLLM in a process and an environment of its own, asked by lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loopwise.loops import Loop
+from loopwise.models import insert_on_disk
+
+
+class WorkerError(RuntimeError):
+    """vLLM cannot do what was asked, or its process ended."""
+
+
+WORKER = """
+import json, sys
+from importlib.metadata import entry_points
+
+def tell(value):
+    print("LOOPWISE " + json.dumps(value), flush=True)
+
+head = json.loads(sys.stdin.readline())
+if head["looped"] and not any(one.name == "loopwise" for one in entry_points(group="vllm.general_plugins")):
+    tell({"error": "loopwise is not installed in vLLM's environment, so its plugin for loops is missing"})
+    sys.exit()
+from vllm import LLM, SamplingParams
+llm = LLM(model=head["folder"], dtype=head["dtype"], max_num_seqs=head["batch_size"], max_model_len=head["positions"])
+tell("ready")
+for line in sys.stdin:
+    asked = json.loads(line)
+    how = SamplingParams(temperature=0.0, max_tokens=asked["num_tokens"], ignore_eos=not asked["ending"])
+    out = llm.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], how, use_tqdm=False)
+    tell([len(one.outputs[0].token_ids) for one in out])
+"""
+"""What runs in vLLM's environment: a line of JSON for each request and each answer."""
+
+
+def start(python: str, folder: Path, loops: Sequence[Loop], head: dict[str, Any]) -> subprocess.Popen[str]:
+    """Load a model with loops, served by this package's plugin from a folder with a sidecar, or without.
+
+    Args:
+        head: dtype, batch_size and positions, as the worker reads them.
+
+    Raises:
+        WorkerError: it does not load.
+    """
+    served = folder
+    if loops:
+        served = Path(tempfile.mkdtemp(prefix="loopwise-engines-")) / "looped"
+        insert_on_disk(str(folder), loops, served)
+    worker = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ask(worker, {**head, "folder": str(served), "looped": bool(loops)})
+    return worker
+
+
+def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
+    """The answer to one request.
+
+    Raises:
+        WorkerError: the worker's own reason, or its end.
+    """
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(request) + "\n")
+        worker.stdin.flush()
+        while line := worker.stdout.readline():  # vLLM prints, too
+            if line.startswith("LOOPWISE "):
+                answer = json.loads(line.removeprefix("LOOPWISE "))
+                if isinstance(answer, dict):
+                    raise WorkerError(answer["error"])
+                return answer
+    except BrokenPipeError:
+        pass
+    raise WorkerError("vLLM's process ended; its own messages say why")

@@ -1,0 +1,100 @@
+"""The training problems of reinforcement learning: train splits of tasks, apart from every item that is evaluated.
+
+no-free-loop, A.4: "We remove any training problem that shares a 13-gram of lower-cased words with GSM8K test, MATH-500, AIME 2024/2025 or
+GPQA-Diamond. This does not detect paraphrases or problems shorter than 13 words." Shorter ones are refused here where they are the
+same word by word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..data import ItemIndex, without_wording
+from ..data.decontamination import item_words
+from ..tasks import Item, Task, task_named
+from ..training import LoraGrpo, Problem, Problems, TrainingError, boxed
+from .evaluation_items import evaluation_items
+from .learning_set import LearningSet
+
+TRAIN = "train"
+
+
+def training_problems(
+    names: Sequence[str],
+    *,
+    against: Sequence[str] = (),
+    data: Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Problems:
+    """The train splits of some tasks, without what overlaps with an evaluation item.
+
+    Args:
+        names: tasks with a train split, e.g. gsm8k and math.
+        against: as `evaluation_items`; tasks that are made from templates keep their train side apart themselves.
+        data: where the tasks' items are.
+        note: is told what was refused.
+
+    Raises:
+        TaskError, DataError: no such task, no data, or evaluation items that are missing.
+        TrainingError: a task without a train split or without a final answer, one twice, or no problem that is apart.
+    """
+    if doubled := sorted({name for name in names if list(names).count(name) > 1}):
+        raise TrainingError(f"problems of {doubled[0]} are asked for twice; name it once")
+    tasks = [_with_train_split(name) for name in names]
+    items, missing = evaluation_items(against, data=data) if any(not task.from_templates for task in tasks) else ((), ())
+    for reason in missing:
+        note(f"problems are not kept apart from {reason}")
+    index, asked = ItemIndex(items), frozenset(tuple(item_words(item.text)) for item in items)
+    found: list[Problem] = []
+    for task in tasks:
+        loaded = task.load(data, split=TRAIN)
+        kept = loaded if task.from_templates else _apart(task, loaded, index, asked, note)
+        found += boxed(task, kept)
+    unique = {problem.item.prompt: problem for problem in found}
+    if len(unique) < len(found):
+        note(f"{len(found) - len(unique):,} problems are asked twice and taken once")
+    if not unique:
+        raise TrainingError(f"no problem of {', '.join(names)} is apart from the evaluation items; give other tasks as --problems")
+    note(f"{len(unique):,} training problems of {', '.join(names)}")
+    return Problems(problems=tuple(unique.values()))
+
+
+def _with_train_split(name: str) -> Task:
+    task = task_named(name)
+    if TRAIN not in task.splits:
+        raise TrainingError(
+            f"{name} has no train split (its splits are {', '.join(task.splits)}), and test items are never trained on; "
+            "give tasks with one, e.g. gsm8k or math"
+        )
+    return task
+
+
+def _apart(
+    task: Task, items: Sequence[Item], index: ItemIndex, asked: frozenset[tuple[str, ...]], note: Callable[[str], None]
+) -> list[Item]:
+    """The items that share no 13 words in a row with an evaluation item and are none of them."""
+    texts = without_wording([item.prompt for item in items])
+    kept, benchmarks = [], set()
+    for item, text in zip(items, texts, strict=True):
+        hits = index.hits(text)
+        if hits or tuple(item_words(text)) in asked:
+            benchmarks |= {hit.benchmark for hit in hits}
+        else:
+            kept.append(item)
+    if len(kept) < len(items):
+        named = f" with {', '.join(sorted(benchmarks))}" if benchmarks else ""
+        note(f"{len(items) - len(kept):,} of {len(items):,} problems of {task.name} refused: they overlap{named}")
+    return kept
+
+
+def problems_of(chosen: LearningSet, note: Callable[[str], None] = lambda text: None) -> Problems | None:
+    """The training problems of a recipe with reinforcement learning; None of any other.
+
+    Raises:
+        TaskError, DataError, TrainingError: as `training_problems`.
+    """
+    settings = chosen.settings
+    if not isinstance(settings, LoraGrpo):
+        return None
+    return training_problems(settings.grpo.problems, against=chosen.data.against, data=chosen.data.items, note=note)

@@ -1,0 +1,7 @@
+"""Serving: loops in vLLM, by its plugin entry point, and decoding with it under our rules. Only what runs a model imports vllm."""
+
+from .engine import Capacity, ServingError, VllmEngine, load_engine
+from .gap import EngineGap, measure_gap
+from .generate import generate
+
+__all__ = ["Capacity", "EngineGap", "ServingError", "VllmEngine", "generate", "load_engine", "measure_gap"]

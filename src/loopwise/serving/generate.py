@@ -1,0 +1,180 @@
+"""Decoding with vLLM under our rules: the counterpart of `loopwise.decoding.generate`.
+
+vLLM runs the rows and hands out each token as it comes; what a token brings about is decided here, by the same `Row` as in the own
+engine. When a rule forces text, the row's request is taken back and a new one continues after the forced text; vLLM computes the keys
+and values of what it dropped again, or finds them in its prefix cache. No logits processor is needed, so this works the same under
+tensor parallelism and in any version that streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..decoding import Completion, DecodingError, DecodingRule, Progress, RepetitionWatch, plan_batches, read_chat
+from ..decoding.batch import check_prompts
+from ..decoding.rows import Row, Script, write_script
+from .engine import VllmEngine
+
+_PLAIN = DecodingRule()
+
+
+def generate(
+    engine: VllmEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    budget_tokens: int,
+    rule: DecodingRule = _PLAIN,
+    seed: int = 0,
+    batch_size: int = 16,
+    answer_opener: str | None = None,
+    keys: Sequence[Sequence[int]] | None = None,
+    on_complete: Callable[[int, Completion], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Completion]:
+    """Complete each prompt under one rule and budget, as `loopwise.decoding.generate` does; the arguments mean the same.
+
+    Args:
+        batch_size: rows that run at once; as one ends, the next begins.
+        keys: name each prompt's draws. They are vLLM's own, so a drawn answer is another one than in the own engine.
+
+    Raises:
+        DecodingError: before anything runs, for prompts, budget, batch size, keys or forced text that cannot be.
+    """
+    model: Any = engine
+    chat = read_chat(model, tokenizer)
+    script = write_script(rule, chat, budget_tokens, answer_opener)
+    encoded = [chat.encode(prompt, thinking=rule.thinking) if len(prompt) else () for prompt in prompts]
+    check_prompts(model, encoded, budget_tokens)
+    _check_room(encoded, budget_tokens, engine.max_tokens)
+    order = [index for batch in plan_batches([len(ids) for ids in encoded], batch_size) for index in batch]
+    keys = [(seed, index) for index in range(len(prompts))] if keys is None else keys
+    if len(keys) != len(prompts) or any(min(key, default=-1) < 0 for key in keys):
+        raise DecodingError(f"{len(keys)} keys for {len(prompts)} prompts; give one of whole numbers from 0 for each")
+    rows = [
+        Row(script, index, encoded[index], keys[index], chat.starts_in_thinking(prompts[index], thinking=rule.thinking)) for index in order
+    ]
+    done: dict[int, Completion] = {}
+    stream = _Stream(engine, script, deque(rows), batch_size)
+    step = 0
+    while stream.running or stream.waiting:
+        step += 1
+        for row, seconds in stream.step():
+            done[row.index] = row.completion(seconds)
+            if on_complete is not None:
+                on_complete(row.index, done[row.index])
+        if progress is not None:
+            written = sum(len(running.row.token_ids) for running in stream.running.values())
+            share = (len(done) + written / budget_tokens) / len(prompts)
+            progress(Progress(rows_done=len(done), num_rows=len(prompts), step=step, budget_tokens=budget_tokens, share=share))
+    return [done[index] for index in range(len(prompts))]
+
+
+def _check_room(encoded: Sequence[Sequence[int]], budget_tokens: int, max_tokens: int) -> None:
+    for index, prompt in enumerate(encoded):
+        if len(prompt) + budget_tokens > max_tokens:
+            raise DecodingError(
+                f"prompt {index} has {len(prompt)} tokens and with the budget of {budget_tokens} needs {len(prompt) + budget_tokens}; "
+                f"the engine was started for {max_tokens}: raise max_tokens or lower the budget"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A row whose request runs."""
+
+    row: Row
+    watch: RepetitionWatch | None
+    seconds: float = 0.0
+    num_requests: int = 0
+
+
+class _Stream:
+    """At most ``batch_size`` rows in vLLM at a time."""
+
+    def __init__(self, engine: VllmEngine, script: Script, waiting: deque[Row], batch_size: int) -> None:
+        self.waiting = waiting
+        self.running: dict[str, _Running] = {}
+        self._vllm: Any = engine.llm.llm_engine
+        self._script = script
+        self._batch_size = batch_size
+
+    def step(self) -> list[tuple[Row, float]]:
+        """One step of vLLM; the rows that ended, with their seconds."""
+        while self.waiting and len(self.running) < self._batch_size:
+            watch = RepetitionWatch(1, self._script.budget_tokens) if self._script.rule.repetition_stop else None
+            self._send(_Running(self.waiting.popleft(), watch))
+        started = time.perf_counter()
+        outputs = [output for output in self._vllm.step() if output.request_id in self.running]
+        seconds = time.perf_counter() - started
+        ended = []
+        for output in outputs:
+            running = self.running[output.request_id]
+            running.seconds += seconds / len(outputs)
+            if self._take(running, output.outputs[0].token_ids):
+                del self.running[output.request_id]
+                if not output.finished:
+                    self._vllm.abort_request([output.request_id])
+                if running.row.stop is None:
+                    self._send(running)
+                else:
+                    ended.append((running.row, running.seconds))
+            elif output.finished:
+                raise DecodingError(
+                    f"vLLM ended prompt {running.row.index} after {len(running.row.token_ids)} of {self._script.budget_tokens} tokens "
+                    f"({output.outputs[0].finish_reason}); this is a fault of loopwise or of this version of vLLM"
+                )
+        return ended
+
+    def _take(self, running: _Running, token_ids: Sequence[int]) -> bool:
+        """Hand new tokens to the row; whether its request has nothing more to give: the row ended, or text was forced."""
+        row = running.row
+        for token in token_ids:
+            self._advance(running, token)
+            if row.stop is None and row.forces:
+                while row.stop is None and row.forces:
+                    self._advance(running, token)
+                return True
+            if row.stop is not None:
+                return True
+        return False
+
+    @staticmethod
+    def _advance(running: _Running, token: int) -> None:
+        taken = running.row.emit(token)
+        repeats = running.watch.update([taken])[0] if running.watch else False
+        if running.row.settle(repeats) and running.watch:
+            running.watch.restart(0)
+
+    def _send(self, running: _Running) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        row, rule = running.row, self._script.rule
+        name = f"{row.index}-{running.num_requests}"
+        drawn = {} if rule.greedy else {"top_p": rule.top_p, "top_k": rule.top_k, "seed": _seed(row.key, running.num_requests)}
+        running.num_requests += 1
+        params = SamplingParams(
+            temperature=rule.temperature,
+            max_tokens=self._script.budget_tokens - len(row.token_ids),
+            stop_token_ids=sorted(self._script.chat.end_ids),
+            ignore_eos=True,  # the ends of text are those above, whatever the model's files name
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **drawn,
+        )
+        self.running[name] = running
+        self._vllm.add_request(name, TokensPrompt(prompt_token_ids=[*row.prompt, *row.token_ids]), params)
+
+
+def _seed(key: Sequence[int], request: int) -> int:
+    """A seed for vLLM's draws from a row's key; another one after each forced text, which else would repeat the draws."""
+    return int.from_bytes(hashlib.sha256(repr((tuple(key), request)).encode()).digest()[:7], "big")

@@ -1,0 +1,23 @@
+"""The entry point of vLLM's group ``vllm.general_plugins``: vLLM calls `register` in each of its processes.
+
+Every architecture of the table is given to vLLM anew as a subclass of its own class, so that a folder with a ``loop.json`` is
+looped whoever serves it, and a folder without one runs as before.
+"""
+
+from __future__ import annotations
+
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "loopwise.serving.vllm_llama:LoopedLlama",
+    "Qwen3ForCausalLM": "loopwise.serving.vllm_qwen3:LoopedQwen3",
+    "Qwen3_5ForCausalLM": "loopwise.serving.vllm_qwen3_5:LoopedQwen3_5",
+    "Qwen3_5ForConditionalGeneration": "loopwise.serving.vllm_qwen3_5:LoopedQwen3_5Multimodal",
+}
+"""What ``config.json`` names, and our class for it: a file a family, since vLLM's module of one may want packages that another does not."""
+
+
+def register() -> None:
+    """Give vLLM the looped classes; calling it again changes nothing."""
+    from vllm import ModelRegistry
+
+    for architecture, name in ARCHITECTURES.items():
+        ModelRegistry.register_model(architecture, name)

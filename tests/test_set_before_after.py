@@ -1,0 +1,93 @@
+"""A set's trial beside the trial of the set that it was chained to: the difference of differences, by members."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learning_sets import chat_model, chats, tiny_set
+from loopwise.cli import main
+from loopwise.protocol import TrialError
+from loopwise.recipes.learning import learn
+from loopwise.recipes.learning_members import Controls
+from loopwise.recipes.set_trial import set_trial
+from loopwise.recipes.trial_settings import TrialSettings
+from loopwise.records import read_records
+
+TRIAL: dict[str, Any] = dict(tasks=("ladder",), budgets=(4,), depths=(1,), settings=TrialSettings(rules=("plain",), limit=3, dtype="fp32"))
+NAMES = ("looped", "twin", "equal-flops")
+
+
+@pytest.fixture(scope="module")
+def chained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sets, the second on the first one's models, and the first one's trial."""
+    folder = tmp_path_factory.mktemp("chained")
+    model, data = chat_model(folder / "model"), chats(folder / "chats.jsonl")
+    controls = Controls(names=("equal-flops",))
+    learn(tiny_set(model, data, folder / "first", recipe="anchored", seeds=(0, 1), tokens=96, controls=controls))
+    learn(tiny_set(None, data, folder / "second", begins=folder / "first", seeds=(0, 1), tokens=96, controls=controls))
+    set_trial(folder / "first", out=folder / "before", **TRIAL)
+    return folder
+
+
+def give_answers(trial: Path, right: dict[str, int]) -> None:
+    """Have a member be right on its first items, in each seed."""
+    for name, count in right.items():
+        for file in (trial / "runs" / name).rglob("records.jsonl"):
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            lines = [line | {"correct": place < count} for place, line in enumerate(sorted(lines, key=lambda line: line["item"]))]
+            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def share_right(trial: Path, name: str) -> float:
+    files = [file for file in (trial / "runs" / name).rglob("records.jsonl") if "plain-4/" in str(file)]
+    records = [record for file in files for record in read_records(file)]
+    assert len(records) == 6
+    return sum(record.correct for record in records) / len(records)
+
+
+def test_the_trial_judges_what_post_training_changed(chained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, before = chained / "after", chained / "before"
+    set_trial(chained / "second", out=out, before=before, **TRIAL)
+    give_answers(before, {"looped": 3, "twin": 1, "equal-flops": 2, "looped-k1": 1})
+    give_answers(out, {"looped": 1, "twin": 2, "equal-flops": 2, "looped-k1": 1})
+    main(["report", str(out)])
+    rows = json.loads((out / "set_verdict.json").read_text())["before_after"]
+    assert [(row["looped"], row["control"]) for row in rows] == [("looped", "twin"), ("looped", "equal-flops"), ("looped-k1", "twin")]
+    for row in rows:
+        gaps = [share_right(trial, row["looped"]) - share_right(trial, row["control"]) for trial in (before, out)]
+        assert row["contrast"]["delta_points"] == pytest.approx(100 * (gaps[1] - gaps[0]))
+        assert [one["seed"] for one in row["contrast"]["seed_deltas"]] == [0, 1]
+    assert rows[0]["contrast"]["delta_points"] == pytest.approx(-100)
+    text = (out / "set_report.md").read_text()
+    assert "## Before and after" in text and "from 100.0 to 33.3 % (−66.7), its control from 33.3 to 66.7 % (+33.3)" in text
+    assert "| looped | twin | +66.7 | −33.3 | −100.0 [" in text
+
+
+def test_the_trial_before_must_be_finished_and_of_the_same_items(chained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second, before = chained / "second", chained / "before"
+    for changes, words in (
+        ({"before": chained / "first"}, "holds no trial of a set"),
+        ({"before": tmp_path / "x"}, "cannot be its own before"),
+        ({"before": before, "budgets": (8,)}, r"deciding budgets of \{'ladder': 4\}, this one of \{'ladder': 8\}"),
+        ({"before": before, "tasks": ("ladder:1",)}, "the trial before has tasks of"),
+        ({"before": before, "settings": replace(TRIAL["settings"], limit=2)}, "a limit of 3, this one of 2"),
+    ):
+        with pytest.raises(TrialError, match=words) as raised:
+            set_trial(second, out=tmp_path / "x", **TRIAL | changes)
+        assert "\n" not in str(raised.value) and not (tmp_path / "x").exists()
+    verdict = before / "set_verdict.json"
+    kept = verdict.read_text()
+    verdict.unlink()
+    try:
+        with pytest.raises(TrialError, match="the trial before is not finished"):
+            set_trial(second, out=tmp_path / "x", before=before, **TRIAL)
+    finally:
+        verdict.write_text(kept)
+    with pytest.raises(SystemExit):
+        main(["trial", "smollm2", "--out", str(tmp_path / "y"), "--before", str(before)])
+    assert "--before is for the folder of a set" in capsys.readouterr().err
