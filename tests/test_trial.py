@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loopwise import stats
+from loopwise.cli.summary import summary
 from loopwise.protocol import (
     Bootstrap,
     LargerModel,
@@ -239,6 +240,22 @@ def test_the_best_cheaper_arm_may_be_a_longer_one_and_then_the_loop_does_not_pay
     assert (verdict.equal_flops.comparator, verdict.equal_flops.result) == ("twin-plain-160", "loss")
     assert verdict.verdict == "does not pay"
     assert verdict.equal_flops.p_value_loss == min(1, 2 * verdict.equal_flops.comparison.p_value)
+    assert verdict.equal_flops.deciding_p == verdict.equal_flops.p_value_loss < verdict.alpha
+    row = next(row for row in verdict.equal_flops.rows if row.role == "best cheaper" and row.decides)
+    assert row.p_value == verdict.equal_flops.deciding_p  # and not the largest over the arms, which says nothing of a loss
+
+
+def test_a_loss_is_printed_with_the_p_value_that_it_rests_on():
+    """The loop beats one eligible arm clearly, not at all the other, and loses to the third: the largest p says nothing of that."""
+    looped, twin = pair(0.55, 0.45, items=400, seeds=4, tokens=80)
+    even = arm(0.55, looped=False, budget=136, tokens=84, items=400, seeds=4)
+    longer = arm(0.70, looped=False, budget=160, tokens=95, items=400, seeds=4)
+    verdict = judge(looped=[looped], twin=[twin, even, longer], bootstrap=QUICK)
+    second = verdict.equal_flops
+    assert second.result == "loss" and second.p_value > 0.1 > verdict.alpha > second.deciding_p
+    printed = summary(verdict, None)
+    assert f"p = {second.deciding_p:.3g}" in printed and f"p = {second.p_value:.3g}" not in printed.split("test 2")[1]
+    assert verdict.sentence.count("p <") + verdict.sentence.count("p =") == 2
 
 
 def test_a_costlier_arm_is_shown_and_never_decides():

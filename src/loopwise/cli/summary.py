@@ -30,7 +30,7 @@ def _test(name: str, outcome: TestOutcome) -> list[str]:
     return [
         f"{name}: {outcome.result}",
         f"  {outcome.comparator} {outcome.comparator_percent:.1f} % -> {outcome.looped} {outcome.looped_percent:.1f} %, "
-        f"{outcome.delta_points:+.1f} points [{low:+.1f}, {high:+.1f}], p = {outcome.p_value:.3g}",
+        f"{outcome.delta_points:+.1f} points [{low:+.1f}, {high:+.1f}], p = {outcome.deciding_p:.3g}",
         f"  a gain of {outcome.smallest_detectable_points:.1f} points would be found in 4 of 5 trials of this size",
     ]
 

@@ -87,7 +87,7 @@ def equal_flops(
     best = None if measure is None else _best(looped, candidates, contrasts, measure)
     if measure is not None and best is None:
         reason = _no_comparator(looped, candidates, measure)
-    rows = _rows(pairs, candidates, contrasts, measure)
+    rows = _rows(pairs, candidates, contrasts, measure, alpha)
     if measure is None or best is None:
         return FlopsTest(outcome=None, reason=reason, rows=rows, measure=measure)
     found = contrasts.of(looped, best.arm, with_seeds=True)
@@ -202,6 +202,7 @@ def _by_measure(
         best = _best(looped, candidates, contrasts, measure)
         found = None if best is None else contrasts.of(looped, best.arm)
         result: TestResult | None = None
+        p_loss = 1.0
         if best is not None and found is not None:
             chosen = len(best.eligible)
             p_loss = min(1.0, chosen * found.comparison.p_value)
@@ -214,7 +215,7 @@ def _by_measure(
                 num_eligible=0 if best is None else len(best.eligible),
                 delta_points=None if found is None else found.comparison.delta_points,
                 ci95=None if found is None else found.comparison.ci95,
-                p_value=None if best is None else best.p_value,
+                p_value=None if best is None else p_loss if result == "loss" else best.p_value,
                 result=result,
                 verdict=verdict,
                 flips=verdict != word,
@@ -223,14 +224,16 @@ def _by_measure(
     return tuple(outcomes)
 
 
-def _rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure | None) -> tuple[ComparatorRow, ...]:
+def _rows(
+    pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure | None, alpha: float
+) -> tuple[ComparatorRow, ...]:
     of_rule = replace(pairs, pairs=tuple(pair for pair in pairs.pairs if not _other_rule(pairs.looped, pair[0])))
     same_budget = tuple(
         replace(row, decides=False, reason=_same_budget_reason(row)) for row in same_budget_rows(of_rule, contrasts, measure)
     )
     listed = [_candidate_row(pairs.looped, arm, contrasts, measure) for arm in sorted(candidates, key=lambda arm: -arm.accuracy_percent())]
     return (
-        *(() if measure is None else _best_cheaper_rows(of_rule, candidates, contrasts, measure)),
+        *(() if measure is None else _best_cheaper_rows(of_rule, candidates, contrasts, measure, alpha)),
         *same_budget,
         *sorted(listed, key=lambda row: not row.eligible),
         *_one_sided_rows(pairs, contrasts, measure),
@@ -241,13 +244,17 @@ def _same_budget_reason(row: ComparatorRow) -> str:
     return "the twin as it is" if row.cost_ratio is None else f"the twin as it is, at {ratio_text(row.cost_ratio)}x the loop's cost"
 
 
-def _best_cheaper_rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure) -> tuple[ComparatorRow, ...]:
+def _best_cheaper_rows(
+    pairs: Pairs, candidates: Sequence[Arm], contrasts: Contrasts, measure: Measure, alpha: float
+) -> tuple[ComparatorRow, ...]:
     rows = []
     for looped, _ in pairs.pairs:
         best = _best(looped, candidates, contrasts, measure)
         if best is None:
             continue
         decides = looped is pairs.looped
+        comparison = contrasts.of(looped, best.arm, with_seeds=decides).comparison
+        p_loss = min(1.0, len(best.eligible) * comparison.p_value)
         rows.append(
             ComparatorRow(
                 role="best cheaper",
@@ -258,8 +265,8 @@ def _best_cheaper_rows(pairs: Pairs, candidates: Sequence[Arm], contrasts: Contr
                 decides=decides,
                 reason="decides; chosen on the test items, which favours the unlooped side" if decides else "beside the deciding budget",
                 cost_ratio=cost_ratio(best.arm, looped, measure),
-                comparison=contrasts.of(looped, best.arm, with_seeds=decides).comparison,
-                p_value=best.p_value,
+                comparison=comparison,
+                p_value=p_loss if comparison.delta_points < 0 and p_loss < alpha else best.p_value,
                 holm_p=None,
             )
         )

@@ -147,6 +147,11 @@ class TestOutcome:
     statement: str
     """The outcome in one sentence with its numbers."""
 
+    @property
+    def deciding_p(self) -> float:
+        """The p-value that the result rests on."""
+        return self.p_value_loss if self.result == "loss" else self.p_value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargerModel:

@@ -111,11 +111,7 @@ def sentence(
         text = f"{subject} does not pay: {against_twin}{shown}, {why}"
     elif word == "does not pay":
         assert second is not None
-        why = (
-            "which is within ±2 points"
-            if second.result == "equivalent"
-            else f"which is significantly worse ({p_text(second.p_value_loss)})"
-        )
+        why = "which is within ±2 points" if second.result == "equivalent" else "which is significantly worse"
         text = f"{subject} does not pay: {against_twin}, but {_against_best(second)}, {why}"
     elif first.result != "gain":
         text = (
@@ -135,14 +131,14 @@ def sentence(
 def _against(test: TestOutcome, who: str) -> str:
     return (
         f"{test.looped_percent:.1f} % against {test.comparator_percent:.1f} % for {who} "
-        f"({points(test.delta_points)} points, 95 % interval {interval(test.ci95)}, {p_text(test.p_value)})"
+        f"({points(test.delta_points)} points, 95 % interval {interval(test.ci95)}, {p_text(test.deciding_p)})"
     )
 
 
 def _against_best(test: TestOutcome) -> str:
     return (
         f"{points(test.delta_points)} points against the best unlooped use of the same compute "
-        f"({test.comparator}: {test.comparator_percent:.1f} %, 95 % interval {interval(test.ci95)}, {p_text(test.p_value)})"
+        f"({test.comparator}: {test.comparator_percent:.1f} %, 95 % interval {interval(test.ci95)}, {p_text(test.deciding_p)})"
     )
 
 

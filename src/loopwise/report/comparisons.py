@@ -262,7 +262,7 @@ def _test_cells(verdict: Verdict, arms: Arms, which: int) -> Sequence[str | Cell
         f"{test.comparator_percent:.1f} → {test.looped_percent:.1f}",
         Cell(points(test.delta_points), tone, bool(tone)),
         interval(test.ci95),
-        p_number(test.p_value),
+        p_number(test.deciding_p),
         equivalent_text(test.equivalent, test.comparison.num_items),
         Cell(("passed: " if test.passed else "not passed: ") + RESULT_WORDS[test.result], tone),
         f"{test.smallest_detectable_points:.1f}",

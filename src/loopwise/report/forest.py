@@ -70,7 +70,7 @@ def benchmarks_figure(verdict: Verdict) -> Figure:
                 numbers=macro,
                 ci95=c.ci95,
                 ci90=c.ci90,
-                p_value=test.p_value,
+                p_value=test.deciding_p,
                 tone=result_tone(test.result),
                 key=True,
             )

@@ -97,11 +97,12 @@ def _card(verdict: Verdict, arms: Arms, which: int) -> Card:
 
 
 def _card_facts(verdict: Verdict, arms: Arms, test: TestOutcome) -> tuple[tuple[str, str], ...]:
-    among = f" (largest over {test.num_eligible} eligible arms)" if test.num_eligible > 1 else ""
+    how = "corrected for" if test.result == "loss" else "largest over"
+    among = f" ({how} {test.num_eligible} eligible arms)" if test.num_eligible > 1 else ""
     facts = [
         ("Unlooped → looped", f"{percent(test.comparator_percent)} → {percent(test.looped_percent)}%{verdict.marks}"),
         ("95% interval", f"{interval(test.ci95)} points"),
-        ("p", p_number(test.p_value) + among),
+        ("p", p_number(test.deciding_p) + among),
         (f"Equivalent (90% within ±{verdict.margin_points:g})", _equivalence(test)),
         ("Comparator", arms.setting_with_budget(test.comparator)),
         ("Gain found with 80% power", f"{test.smallest_detectable_points:.1f} points or more"),
