@@ -211,6 +211,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "thinking": (recite("<think>\n" + "x" * 99, {"</think>\n\n": "7"}), dict(budget_forcing=True, reserve_tokens=15, thinking=True)),
     "repetition": (recite("wxyz" * 9), dict(repetition_stop=True)),
     "repeats-again": (recite("wxyz" * 9, {OPENER: "stuv" * 9}), dict(repetition_stop=True)),
+    "anew": (recite("<think>" + "abc</think>" * 3 + "z"), dict(repetition_stop=True, thinking=True)),
     "closed": (recite("<think>x</think>" + "y" * 99), dict(budget_forcing=True, reserve_tokens=15, thinking=True)),
 }
 
@@ -231,7 +232,9 @@ def test_completions_are_the_own_engines_under_every_rule(monkeypatch, chunk, op
         model, rule = Parrot(tokenizer, {"Q": mind}), DecodingRule(**settings)
         kept: dict[str, Any] = dict(budget_tokens=40, rule=rule, answer_opener=opener)
         (own,) = own_generate(model, tokenizer, ["Q"], **kept)
-        (ours,) = generate(served(model, chunk), tokenizer, ["Q"], **kept)
+        engine = served(model, chunk)
+        (ours,) = generate(engine, tokenizer, ["Q"], **kept)
+        assert not engine.llm.llm_engine.requests, name
         fields = ("text", "token_ids", "forced_mask", "stop_reason", "prompt_tokens", "generated_tokens", "finished")
         assert {f: getattr(ours, f) for f in fields} == {f: getattr(own, f) for f in fields}, name
 

@@ -312,7 +312,8 @@ def test_a_gain_without_losses_is_limited_by_the_sign_test() -> None:
     gain = stats.smallest_one_sided(48)
     assert 6 / 48 < gain < 0.2
     assert found_share(48, gain, 0.0) == pytest.approx(0.8, abs=3 * np.sqrt(0.8 * 0.2 / 120))
-    assert stats.smallest_one_sided(5) == 1.0, "five items can never be significant"
+    assert stats.smallest_one_sided(5) is None, "five items can never be significant"
+    assert stats.smallest_gain([5], 1.0) is None
 
 
 def test_no_gain_is_named_where_none_could_be_shown() -> None:

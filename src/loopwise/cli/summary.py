@@ -31,7 +31,9 @@ def _test(name: str, outcome: TestOutcome) -> list[str]:
         f"{name}: {outcome.result}",
         f"  {outcome.comparator} {outcome.comparator_percent:.1f} % -> {outcome.looped} {outcome.looped_percent:.1f} %, "
         f"{outcome.delta_points:+.1f} points [{low:+.1f}, {high:+.1f}], p = {outcome.deciding_p:.3g}",
-        f"  a gain of {outcome.smallest_detectable_points:.1f} points would be found in 4 of 5 trials of this size",
+        "  no gain can be found by trials of this size: too few items"
+        if outcome.smallest_detectable_points > 100
+        else f"  a gain of {outcome.smallest_detectable_points:.1f} points would be found in 4 of 5 trials of this size",
     ]
 
 

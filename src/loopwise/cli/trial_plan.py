@@ -140,7 +140,8 @@ def _gain_texts(found: TrialEstimate) -> list[str]:
         least = "no gain could be shown" if one.points is None else f"a gain of {one.points:.1f} points is found 4 times in 5"
         texts.append(f"{100 * one.discordance:.1f} % of items differ between the arms, {how}: {least}.")
     joined = " ".join(texts)
+    best = "no gain could be shown" if found.one_sided_points is None else f"{found.one_sided_points:.1f} points"
     return [
-        f"Smallest gain of one comparison, at {100 * (1 - found.plan.alpha):g} % confidence: {joined} If no answer got worse: "
-        f"{found.one_sided_points:.1f} points. To pay, a loop must gain over its twin and over every unlooped arm that costs no more."
+        f"Smallest gain of one comparison, at {100 * (1 - found.plan.alpha):g} % confidence: {joined} If no answer got worse: {best}. "
+        "To pay, a loop must gain over its twin and over every unlooped arm that costs no more."
     ]

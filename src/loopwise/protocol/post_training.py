@@ -110,7 +110,10 @@ def judge_before_after(
         for known in (after.looped.budgets_tokens, after.looped.reserves_tokens)
     )
     same = Choice(rule=after.looped.rule, budgets_tokens=budgets or None, reserves_tokens=reserves, by="caller")
-    before = find_pairs(gather(read_runs(looped_before), "looped"), gather(read_runs(twin_before), "twin"), same)
+    try:
+        before = find_pairs(gather(read_runs(looped_before), "looped"), gather(read_runs(twin_before), "twin"), same)
+    except TrialError as error:
+        raise TrialError(f"the runs before post-training do not match those after: {error}; evaluate both times alike") from None
     return before_after((before.looped, before.twin), (after.looped, after.twin), bootstrap or Bootstrap(), alpha=alpha)
 
 
@@ -163,8 +166,17 @@ def before_after(before: tuple[Arm, Arm], after: tuple[Arm, Arm], bootstrap: Boo
         result="not shown",
         statement="",
     )
-    made = replace(made, result=_result(made, alpha))
-    return replace(made, statement=_statement(made))
+    return _with_result(made, made.p_value, p_text(made.p_value), alpha)
+
+
+def corrected(made: BeforeAfter, holm_p: float, number: int, alpha: float) -> BeforeAfter:
+    """The same as one of several comparisons: result and statement rest on the adjusted p-value, ``p_value`` stays its own."""
+    return _with_result(made, holm_p, f"{p_text(holm_p)} after Holm's correction for {number} comparisons", alpha)
+
+
+def _with_result(made: BeforeAfter, p_value: float, p_words: str, alpha: float) -> BeforeAfter:
+    made = replace(made, result=_result(made, p_value, alpha))
+    return replace(made, statement=_statement(made, p_words))
 
 
 def _told_apart(pair: tuple[Arm, Arm], when: str) -> tuple[Arm, Arm]:
@@ -221,8 +233,8 @@ def _task(task: str, after: Array, before: Array, bootstrap: Bootstrap) -> TaskC
     )
 
 
-def _result(made: BeforeAfter, alpha: float) -> TestResult:
-    if made.p_value < alpha and made.delta_points != 0:
+def _result(made: BeforeAfter, p_value: float, alpha: float) -> TestResult:
+    if p_value < alpha and made.delta_points != 0:
         return "gain" if made.delta_points > 0 else "loss"
     if made.num_items >= ITEMS_FOR_EQUIVALENCE and stats.equivalent(made.ci90, MARGIN_POINTS):
         return "equivalent"
@@ -237,13 +249,13 @@ _RESULT_WORDS = {
 }
 
 
-def _statement(made: BeforeAfter) -> str:
+def _statement(made: BeforeAfter, p_words: str) -> str:
     before, after = made.before, made.after
     looped = f"{before.looped_percent:.1f} to {after.looped_percent:.1f} % ({points(made.looped_change_points)})"
     control = f"{before.other_percent:.1f} to {after.other_percent:.1f} % ({points(made.control_change_points)})"
     return (
         f"The looped model goes from {looped}, its control from {control}: a difference of differences of {points(made.delta_points)} "
-        f"points, 95 % interval {interval(made.ci95)}, {p_text(made.p_value)}: {_RESULT_WORDS[made.result]}."
+        f"points, 95 % interval {interval(made.ci95)}, {p_words}: {_RESULT_WORDS[made.result]}."
     )
 
 

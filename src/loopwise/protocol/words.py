@@ -114,18 +114,19 @@ def sentence(
         why = "which is within ±2 points" if second.result == "equivalent" else "which is significantly worse"
         text = f"{subject} does not pay: {against_twin}, but {_against_best(second)}, {why}"
     elif first.result != "gain":
-        text = (
-            f"{subject} is not shown to pay: {against_twin}, and with {data} only a gain of at least "
-            f"{first.smallest_detectable_points:.1f} points would have been likely to show (80 % power)"
-        )
+        text = f"{subject} is not shown to pay: {against_twin}, and with {data} {_likely_to_show(first)}"
     elif second is None:
         text = f"{subject} is not shown to pay: {against_twin}, but there is no second test: {no_second}"
     else:
-        text = (
-            f"{subject} is not shown to pay: {against_twin}, but {_against_best(second)}, and with {data} only a gain of at least "
-            f"{second.smallest_detectable_points:.1f} points would have been likely to show (80 % power)"
-        )
+        text = f"{subject} is not shown to pay: {against_twin}, but {_against_best(second)}, and with {data} {_likely_to_show(second)}"
     return f"{text}.{' ' + marks if marks else ''}"
+
+
+def _likely_to_show(test: TestOutcome) -> str:
+    """The smallest gain that so many items and seeds would have shown; a few items can show none, however large."""
+    if test.smallest_detectable_points > 100:
+        return "no gain could have been shown"
+    return f"only a gain of at least {test.smallest_detectable_points:.1f} points would have been likely to show (80 % power)"
 
 
 def _against(test: TestOutcome, who: str) -> str:

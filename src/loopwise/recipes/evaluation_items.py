@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..data import DataError, EvaluationItem, read_items, without_wording
-from ..tasks import TaskError, task_named
+from ..data import DataError, EvaluationItem, ItemIndex, read_items, without_wording
+from ..data.decontamination import item_words
+from ..tasks import Item, Task, TaskError, task_named
 
 NONE = "none"
 """In place of tasks: compare with nothing."""
@@ -45,6 +46,35 @@ def evaluation_items(specs: Sequence[str] = (), *, data: Path | None = None) -> 
     if missing and (specs or not items):
         raise DataError(f"traces are kept apart from evaluation items, and some are missing: {missing[0]}; or choose others as --against")
     return tuple(items), tuple(missing)
+
+
+def items_apart_from(
+    tasks: Sequence[Task], against: Sequence[str], data: Path | None
+) -> tuple[tuple[EvaluationItem, ...], tuple[str, ...]]:
+    """What training problems of some tasks are kept apart from: as `evaluation_items`, and but for ``none`` the tasks' own test items.
+
+    A task made from templates has a train side that is apart by the way it is made.
+    """
+    items, missing = evaluation_items(against, data=data)
+    if tuple(against) != (NONE,):
+        own = {task.name.partition(":")[0]: None for task in tasks if not task.from_templates}
+        for name in own.keys() - {item.benchmark for item in items}:
+            items += evaluation_items((name,), data=data)[0]
+    return items, missing
+
+
+def keep_apart(problems: Sequence[Item], index: ItemIndex, items: Sequence[EvaluationItem]) -> tuple[list[Item], set[str]]:
+    """The problems that share no 13 words in a row with an evaluation item and are none of them word for word; and whose the others are."""
+    asked = {tuple(item_words(item.text)): item.benchmark for item in items}
+    kept, benchmarks = [], set[str]()
+    for problem, text in zip(problems, without_wording([problem.prompt for problem in problems]), strict=True):
+        same = asked.get(tuple(item_words(text)))
+        found = {hit.benchmark for hit in index.hits(text)} | ({same} if same else set())
+        if found:
+            benchmarks |= found
+        else:
+            kept.append(problem)
+    return kept, benchmarks
 
 
 def _task_items(name: str, data: Path | None) -> list[EvaluationItem]:

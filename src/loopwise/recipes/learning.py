@@ -33,6 +33,7 @@ from ..training import (
     read_measured_steps,
     read_metrics,
 )
+from ..training.grpo import check_before
 from ..training.long_finetune import measure_steps
 from .learning_data import SetData, encode_data, evaluation_of, open_data
 from .learning_files import LOCK_FILE, RESULT_FILE, STEPS_FILE, first_stage_ratio, hold, read_result
@@ -78,6 +79,8 @@ def learn(chosen: LearningSet, telling: Telling | None = None) -> tuple[str, ...
     ranks.rows(chosen.data.rows.num_sequences)  # what cannot be shared out is said before the folder is made
     folder = chosen.out / DATA_FOLDER
     problems = problems_of(chosen, telling.note)
+    if problems is not None and isinstance(chosen.settings, LoraGrpo):
+        check_before(plan.source.folder, problems, chosen.settings, chosen.execution)
 
     def prepare() -> None:
         handle = hold(chosen.out / LOCK_FILE, wait=True)

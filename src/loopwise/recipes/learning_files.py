@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..records import read_json, write_json
 from ..training import TrainingError
+from ..training.settings import first_difference
 
 SET_FILE, LOCK_FILE = "set.json", "set.lock"
 STEPS_FILE = "steps.json"
@@ -77,8 +77,8 @@ def merged(out: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
     """
     for name in ours:
         if name not in _GROWING and name in there and there[name] != ours[name]:
-            old, new = (json.dumps(one[name])[:80] for one in (there, ours))
-            raise TrainingError(f"{out}: holds a set with another {name} ({old}, now {new}); give a new --out")
+            field, old, new = first_difference({name: there[name]}, {name: ours[name]}) or (name, there[name], ours[name])
+            raise TrainingError(f"{out}: holds a set with another {field} ({str(old)[:80]}, now {str(new)[:80]}); give a new --out")
     for name, member in ours["members"].items():
         before = there["members"].get(name, member)
         if before != member:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..data import ItemIndex, without_wording
-from ..data.decontamination import item_words
-from ..tasks import Item, Task, task_named
+from ..data import ItemIndex
+from ..tasks import Task, task_named
 from ..training import LoraGrpo, Problem, Problems, TrainingError, boxed
-from .evaluation_items import evaluation_items
+from .evaluation_items import items_apart_from, keep_apart
 from .learning_set import LearningSet
 
 TRAIN = "train"
@@ -42,14 +41,17 @@ def training_problems(
     if doubled := sorted({name for name in names if list(names).count(name) > 1}):
         raise TrainingError(f"problems of {doubled[0]} are asked for twice; name it once")
     tasks = [_with_train_split(name) for name in names]
-    items, missing = evaluation_items(against, data=data) if any(not task.from_templates for task in tasks) else ((), ())
+    items, missing = items_apart_from(tasks, against, data) if any(not task.from_templates for task in tasks) else ((), ())
     for reason in missing:
         note(f"problems are not kept apart from {reason}")
-    index, asked = ItemIndex(items), frozenset(tuple(item_words(item.text)) for item in items)
+    index = ItemIndex(items)
     found: list[Problem] = []
     for task in tasks:
         loaded = task.load(data, split=TRAIN)
-        kept = loaded if task.from_templates else _apart(task, loaded, index, asked, note)
+        kept, benchmarks = (loaded, set()) if task.from_templates else keep_apart(loaded, index, items)
+        if len(kept) < len(loaded):
+            named = ", ".join(sorted(benchmarks))
+            note(f"{len(loaded) - len(kept):,} of {len(loaded):,} problems of {task.name} refused: they overlap with {named}")
         found += boxed(task, kept)
     unique = {problem.item.prompt: problem for problem in found}
     if len(unique) < len(found):
@@ -68,24 +70,6 @@ def _with_train_split(name: str) -> Task:
             "give tasks with one, e.g. gsm8k or math"
         )
     return task
-
-
-def _apart(
-    task: Task, items: Sequence[Item], index: ItemIndex, asked: frozenset[tuple[str, ...]], note: Callable[[str], None]
-) -> list[Item]:
-    """The items that share no 13 words in a row with an evaluation item and are none of them."""
-    texts = without_wording([item.prompt for item in items])
-    kept, benchmarks = [], set()
-    for item, text in zip(items, texts, strict=True):
-        hits = index.hits(text)
-        if hits or tuple(item_words(text)) in asked:
-            benchmarks |= {hit.benchmark for hit in hits}
-        else:
-            kept.append(item)
-    if len(kept) < len(items):
-        named = f" with {', '.join(sorted(benchmarks))}" if benchmarks else ""
-        note(f"{len(items) - len(kept):,} of {len(items):,} problems of {task.name} refused: they overlap{named}")
-    return kept
 
 
 def problems_of(chosen: LearningSet, note: Callable[[str], None] = lambda text: None) -> Problems | None:

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..data import DataError, EvaluationItem, ItemIndex
+from ..data import DataError, ItemIndex
 from ..data.folders import write_bytes
 from ..decoding import Chat, DecodingRule, read_chat
 from ..evaluation import evaluate, task_budget_tokens, task_rule
 from ..models import load
 from ..records import Record, Run, write_json
 from ..tasks import Item, Task, TaskError, task_named
-from .evaluation_items import NONE, evaluation_items
+from .evaluation_items import NONE, items_apart_from, keep_apart
 
 TRACES_FILE, REPORT_FILE, ANSWERS_FOLDER = "traces.jsonl", "report.json", "answers"
 Keep = Literal["correct", "finished"]
@@ -126,10 +126,13 @@ def make_own_traces(
     task = _trainable(settings.task)
     rule, budget = _rule(task, settings)
     problems = task.load(settings.data, settings.limit, "train")
-    index = ItemIndex(_items(task, settings, note))
-    kept = tuple(item for item in problems if not index.hits(item.prompt))
+    items, missing = items_apart_from([task], settings.against, settings.data)
+    for reason in missing:
+        note(f"not kept apart from {reason}")
+    index = ItemIndex(items)
+    kept = tuple(keep_apart(problems, index, items)[0])
     if not kept:
-        raise DataError(f"all {len(problems)} training problems of {task.name} share 13 words in a row with evaluation items")
+        raise DataError(f"all {len(problems)} training problems of {task.name} overlap with evaluation items")
     loaded = load(model, loops=loops, dtype=dtype, device=device)
     run = evaluate(
         loaded.model,
@@ -176,17 +179,6 @@ def _rule(task: Task, settings: OwnTraces) -> tuple[DecodingRule, int]:
     budget = task_budget_tokens(task, thinking=rule.thinking) if settings.budget_tokens is None else settings.budget_tokens
     rule.check_budget(budget)
     return rule, budget
-
-
-def _items(task: Task, settings: OwnTraces, note: Callable[[str], None]) -> tuple[EvaluationItem, ...]:
-    """What training problems and answers are kept apart from."""
-    items, missing = evaluation_items(settings.against, data=settings.data)
-    for reason in missing:
-        note(f"not kept apart from {reason}")
-    own = task.name.partition(":")[0]
-    if settings.against or task.from_templates or any(item.benchmark == own for item in items):
-        return items  # a task made from templates has a train side that is apart by the way it is made
-    return (*items, *evaluation_items((own,), data=settings.data)[0])
 
 
 class SortedOut:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .. import stats
 from ..protocol import BeforeAfter, Bootstrap, Plan, TrialError, before_after
 from ..protocol.arms import Arm
+from ..protocol.post_training import corrected
 from ..protocol.words import interval, p_text, points
 from .learning_members import EQUAL_FLOPS, LOOPED, TWIN
 
@@ -41,6 +42,7 @@ def check_before(plan: Plan, before: Plan, where: Path) -> None:
         TrialError: the first thing in which the two plans differ.
     """
     tasks, its_tasks = ([(task.name, task.version) for task in one.tasks] for one in (plan, before))
+    drawn, its_drawn = ([(task.name, task.samples, task.temperature, task.thinking) for task in one.tasks] for one in (plan, before))
     for what, ours, theirs in (
         ("tasks", tasks, its_tasks),
         ("a deciding rule", plan.deciding_rule, before.deciding_rule),
@@ -48,6 +50,9 @@ def check_before(plan: Plan, before: Plan, where: Path) -> None:
         ("deciding reserves", plan.deciding_reserves_tokens(), before.deciding_reserves_tokens()),
         ("a limit", plan.limit, before.limit),
         ("thinking", plan.thinking, before.thinking),
+        ("samples", plan.samples, before.samples),
+        ("a temperature", plan.temperature, before.temperature),
+        ("samples, temperature and thinking by task", drawn, its_drawn),
     ):
         if ours != theirs:
             raise TrialError(f"{where}: the trial before has {what} of {theirs}, this one of {ours}; evaluate both times alike")
@@ -82,7 +87,7 @@ def before_rows(
             control=control,
             loops_before=before.named(looped).loops,
             loops=tested.named(looped).loops,
-            contrast=one,
+            contrast=one if len(found) == 1 else corrected(one, float(p), len(found), alpha),
             holm_p=float(p),
         )
         for (looped, control), one, p in zip(pairs, found, adjusted, strict=True)

@@ -138,6 +138,12 @@ def plan_trial(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], bud
     if settings.larger_model is not None:
         check_larger(source, resolve(settings.larger_model, weights=False))
     check_likelihoods(tasks, budgets=budgets, rules=settings.rules, votes=settings.vote_samples, thinking=settings.thinking)
+    scored = [task.name for task in tasks if task.kind != "generate"]
+    if scored and len(scored) < len(tasks) and not budgets:
+        raise TrialError(
+            f"{scored[0]} is answered by options and has no budgets, other tasks are written in several; give tasks of one kind, or run "
+            "evaluate on all of them and judge the runs together"
+        )
     planned = []
     for task in tasks:
         own = task_budget_tokens(task, thinking=settings.thinking)

@@ -80,8 +80,8 @@ class TrialEstimate:
     throughput: Throughput | None
     num_prior_runs: int
     smallest_gains: tuple[SmallestGain, ...]
-    one_sided_points: float
-    """The smallest gain that could be shown if no answer got worse."""
+    one_sided_points: float | None
+    """The smallest gain that could be shown if no answer got worse; None: too few items."""
 
     def total(self, field: str) -> float | None:
         """The sum of a field of `ArmEstimate` over all arms, repeated ones twice; None where it is not known for one of them."""
@@ -141,6 +141,7 @@ def estimate_trial(
         _arm(arm, plan, {task.name: task for task in chosen}, items, shapes, prior, throughput) for arm in plan.arms() if arm.applicable
     )
     counts = {name: len(of) for name, of in items.items()}
+    one_sided = stats.smallest_one_sided(sum(counts.values()), alpha=plan.alpha, power=POWER)
     return TrialEstimate(
         plan=plan,
         num_items=counts,
@@ -150,7 +151,7 @@ def estimate_trial(
         throughput=throughput,
         num_prior_runs=len(prior.runs),
         smallest_gains=_gains(plan, counts, prior),
-        one_sided_points=100 * stats.smallest_one_sided(sum(counts.values()), alpha=plan.alpha, power=POWER),
+        one_sided_points=None if one_sided is None else 100 * one_sided,
     )
 
 

@@ -52,7 +52,7 @@ def with_costs(run: Run, file: Path) -> Run:
         key = tuple(row[name].strip() for name in keys)
         if key in table:
             raise RecordsError(f"{file}, line {line}: {_words(keys, key)} is there twice; keep one of the rows")
-        table[key] = (line, {name: number(name, row[name], f"{file}, line {line}") for name in costs})
+        table[key] = (line, {name: number(name, row[name], f"{file}, line {line}") for name in costs if row[name].strip()})
     used: set[tuple[str, ...]] = set()
     records = []
     for record in run.records:

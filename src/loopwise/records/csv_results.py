@@ -33,6 +33,10 @@ def read_csv(file: Path, choice: ResultsChoice) -> tuple[Record, ...]:
             f"{file}: has no column {missing[0]!r}; its columns are {', '.join(heading)[:200]}; "
             "a record needs task (or --task-name), item and correct"
         )
+    if choice.metrics or choice.filters:
+        raise RecordsError(f"{file}: a CSV file has one grade a row and no metrics or filters; leave --metric and --filter out")
+    if "task" in heading and choice.task is not None:
+        raise RecordsError(f"{file}: its rows name their tasks; leave --task-name out")
     if "seed" in heading and choice.seed is not None:
         raise RecordsError(f"{file}: its rows name their seeds; leave out @{choice.seed}")
     absent = {"task": choice.task, "seed": choice.seed or 0, "sample": 0}

@@ -36,12 +36,13 @@ def read_details(file: Path, choice: ResultsChoice) -> tuple[Record, ...]:
     seen: set[tuple[str, str]] = set()
     records = []
     for row, item, grades in zip(rows, items, metrics, strict=True):
-        task = choice.task or _text(row["doc"].get("task_name"))
-        if task is None:
+        own = _text(row["doc"].get("task_name")) or choice.task  # what lighteval's own results call it
+        task = choice.task or own
+        if own is None or task is None:
             raise RecordsError(f"{file}: its rows hold no task_name; give --task-name")
-        if (task, item) in seen:
+        if (own, item) in seen:
             raise RecordsError(f"{file}: document {item!r} of {task} is there twice; two runs were written into one file, keep one of them")
-        seen.add((task, item))
+        seen.add((own, item))
         records.append(_record(row, task, item, grades[metric], metric, choice, file))
     _check_all_there(file, seen)
     return adopt(records, choice)

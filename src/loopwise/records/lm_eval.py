@@ -48,8 +48,9 @@ def read_samples(file: Path, choice: ResultsChoice) -> tuple[Record, ...]:
             there twice, or fewer documents than were evaluated.
     """
     name = _NAME.fullmatch(file.name)
-    task = choice.task or (name["task"] if name else None)
-    if task is None:
+    own = name["task"] if name else choice.task  # what lm-eval's own results call it, whatever it is called here
+    task = choice.task or own
+    if own is None or task is None:
         raise RecordsError(f"{file}: its name holds no task; keep lm-eval's own samples_TASK_DATE.jsonl, or give --task-name")
     samples = _of_filter(list(_samples(file)), choice, file)
     metric = choose_metric([one.metrics for one in samples], [str(one.doc_id) for one in samples], choice, str(file))
@@ -59,8 +60,8 @@ def read_samples(file: Path, choice: ResultsChoice) -> tuple[Record, ...]:
             raise RecordsError(f"{file}: document {one.doc_id} is there twice; two runs were written into one file, keep one of them")
         seen.add(one.doc_id)
     results = _results(file, name["date"] if name else None)
-    _check_all_there(file, task, seen, results)
-    return adopt([_record(one, task, metric, choice, _facts(task, results)) for one in samples], choice)
+    _check_all_there(file, own, seen, results)
+    return adopt([_record(one, task, metric, choice, _facts(own, results)) for one in samples], choice)
 
 
 def _samples(file: Path) -> Iterator[_Sample]:

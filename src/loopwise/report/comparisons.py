@@ -265,5 +265,5 @@ def _test_cells(verdict: Verdict, arms: Arms, which: int) -> Sequence[str | Cell
         p_number(test.deciding_p),
         equivalent_text(test.equivalent, test.comparison.num_items),
         Cell(("passed: " if test.passed else "not passed: ") + RESULT_WORDS[test.result], tone),
-        f"{test.smallest_detectable_points:.1f}",
+        f"{test.smallest_detectable_points:.1f}" if test.smallest_detectable_points <= 100 else UNKNOWN,
     ]

@@ -105,7 +105,10 @@ def _card_facts(verdict: Verdict, arms: Arms, test: TestOutcome) -> tuple[tuple[
         ("p", p_number(test.deciding_p) + among),
         (f"Equivalent (90% within ±{verdict.margin_points:g})", _equivalence(test)),
         ("Comparator", arms.setting_with_budget(test.comparator)),
-        ("Gain found with 80% power", f"{test.smallest_detectable_points:.1f} points or more"),
+        (
+            "Gain found with 80% power",
+            f"{test.smallest_detectable_points:.1f} points or more" if test.smallest_detectable_points <= 100 else "none: too few items",
+        ),
     ]
     if test.comparison.seed_deltas and len(test.comparison.seed_deltas) > 1:
         facts.append(("Seeds that favour the loop", f"{test.comparison.seeds_favouring} of {len(test.comparison.seed_deltas)}"))

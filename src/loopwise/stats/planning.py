@@ -32,12 +32,13 @@ def smallest_gain(
     if not 0 < alpha < 1 or not 0 < power < 1:
         raise StatsError(f"alpha {alpha} and power {power}: give shares between 0 and 1")
     by_spread = smallest_detectable(num_items, num_seeds, discordance, alpha=alpha, power=power)
-    gain = max(by_spread, smallest_one_sided(sum(num_items), alpha=alpha, power=power))
-    return gain if gain <= discordance else None
+    one_sided = smallest_one_sided(sum(num_items), alpha=alpha, power=power)
+    gain = None if one_sided is None else max(by_spread, one_sided)
+    return gain if gain is not None and gain <= discordance else None
 
 
-def smallest_one_sided(num_items: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
-    """The smallest gain that is found where no answer gets worse: enough of ``num_items`` must differ for a sign test; at most 1.
+def smallest_one_sided(num_items: int, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
+    """The smallest gain that is found where no answer gets worse: enough of ``num_items`` must differ for a sign test; None: too few.
 
     Raises:
         StatsError: no item.
@@ -48,7 +49,7 @@ def smallest_one_sided(num_items: int, *, alpha: float = 0.05, power: float = 0.
     while sign_floor(least) >= alpha:
         least += 1
     if least > num_items:
-        return 1.0
+        return None
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -113,7 +113,7 @@ def check_before(model: str | Path, problems: Problems, settings: LoraGrpo, exec
     if positions is not None and longest + settings.grpo.budget_tokens > positions:
         raise TrainingError(
             f"{source.name}: the longest problem has {longest} tokens and with GRPO's budget of {settings.grpo.budget_tokens} needs more "
-            f"than its {positions} positions; give a smaller budget"
+            f"than its {positions} positions; give a smaller budget (--grpo-budget)"
         )
 
 
