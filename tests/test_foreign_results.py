@@ -277,6 +277,30 @@ def test_a_run_must_cover_all_of_its_items(tmp_path: Path) -> None:
     )
 
 
+def test_another_name_for_a_task_does_not_hide_what_is_missing(tmp_path: Path) -> None:
+    file, mine = lm_eval(tmp_path, LOOPED), ResultsChoice(task="mine")
+    lm_eval_results(tmp_path, 200)
+    first = read_results(file, mine).records[0]
+    assert (first.task, first.extra["task_version"]) == ("mine", "3.0")
+    lm_eval_results(tmp_path, 1319)
+    said(RecordsError, "holds 200 of the 1319 items", lambda: read_results(file, mine))
+    short = lighteval(tmp_path / "x", LOOPED, effective=300)
+    said(RecordsError, "holds 200 of the 300 items", lambda: read_results(short, mine))
+
+
+def test_a_csv_file_takes_no_choice_that_it_would_not_follow(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "a.csv", LOOPED)
+    said(RecordsError, "leave --metric and --filter out", lambda: read_results(file, ResultsChoice(metrics=("acc",))))
+    said(RecordsError, "leave --task-name out", lambda: read_results(file, ResultsChoice(task="mine")))
+
+
+def test_two_items_can_show_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    looped, twin = plain(tmp_path / "l.jsonl", [True, False]), plain(tmp_path / "t.jsonl", [False, False])
+    main(["judge", "--looped", str(looped), "--twin", str(twin)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no gain could have been shown" in printed and "no gain can be found by trials of this size" in printed
+
+
 def test_arms_with_other_items_are_not_compared(tmp_path: Path) -> None:
     looped, short = lm_eval(tmp_path / "l", LOOPED), lm_eval(tmp_path / "t", TWIN[:150])
     said(TrialError, "item '150' of gsm8k is missing in twin", lambda: judge(looped=looped, twin=short))

@@ -11,9 +11,10 @@ import pytest
 
 from learning_sets import chat_model, chats, tiny_set
 from loopwise.cli import main
-from loopwise.protocol import TrialError
+from loopwise.protocol import TrialError, plan_from_json
 from loopwise.recipes.learning import learn
 from loopwise.recipes.learning_members import Controls
+from loopwise.recipes.set_before_after import check_before
 from loopwise.recipes.set_trial import set_trial
 from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import read_records
@@ -66,6 +67,18 @@ def test_the_trial_judges_what_post_training_changed(chained: Path, capsys: pyte
     text = (out / "set_report.md").read_text()
     assert "## Before and after" in text and "from 100.0 to 33.3 % (−66.7), its control from 33.3 to 66.7 % (+33.3)" in text
     assert "| looped | twin | +66.7 | −33.3 | −100.0 [" in text
+
+
+def test_other_draws_before_are_refused_before_anything_is_evaluated(chained: Path, tmp_path: Path) -> None:
+    plan = plan_from_json(json.loads(next((chained / "before").rglob("plan.json")).read_text()))
+    check_before(plan, plan, tmp_path)
+    drawn = replace(plan, tasks=tuple(replace(task, samples=4, temperature=0.7) for task in plan.tasks))
+    for other, words in (
+        (replace(plan, samples=4, temperature=0.7), "samples of 4, this one of 1"),
+        (drawn, "samples, temperature and thinking by task"),
+    ):
+        with pytest.raises(TrialError, match=words):
+            check_before(plan, other, tmp_path)
 
 
 def test_the_trial_before_must_be_finished_and_of_the_same_items(chained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

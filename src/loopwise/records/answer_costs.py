@@ -52,7 +52,9 @@ def with_costs(run: Run, file: Path) -> Run:
         key = tuple(row[name].strip() for name in keys)
         if key in table:
             raise RecordsError(f"{file}, line {line}: {_words(keys, key)} is there twice; keep one of the rows")
-        table[key] = (line, {name: number(name, row[name], f"{file}, line {line}") for name in costs if row[name].strip()})
+        if empty := next((name for name in costs if not row[name].strip()), None):
+            raise RecordsError(f"{file}, line {line}: {empty} is ''; give a number for every answer, or leave the column out")
+        table[key] = (line, {name: number(name, row[name], f"{file}, line {line}") for name in costs})
     used: set[tuple[str, ...]] = set()
     records = []
     for record in run.records:
