@@ -23,7 +23,7 @@ from loopwise.recipes.learning_files import hold, read_result, read_set
 from loopwise.recipes.learning_guesses import guesses
 from loopwise.recipes.learning_members import Controls
 from loopwise.recipes.learning_recipes import RECIPES, expected_passes
-from loopwise.recipes.learning_set import estimate_set, plan_set
+from loopwise.recipes.learning_set import LearningSet, estimate_set, plan_set
 from loopwise.recipes.learning_summary import MemberSummary, summarise_set
 from loopwise.training import DivergedError, PassSchedule, TrainingError, read_metrics
 from training_cases import KillAfter, Killed, Silent, write_text_shards
@@ -292,6 +292,30 @@ def test_the_command_estimates_trains_and_prints_the_table(
     with pytest.raises(SystemExit):
         main([*arguments[:-4], "--device", "cpu", "--loops", "0:9 x2"])
     assert "out of range" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_passes_are_drawn_where_they_are_asked_for(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[LearningSet] = []
+    monkeypatch.setattr("loopwise.recipes.learning_set.plan_set", lambda chosen: planned.append(chosen) or plan_set(chosen))
+
+    def estimate(recipe: str, *passes: str) -> None:
+        arguments = ["learn", recipe, "--scale", "nano", "--model", str(model), "--loops", LOOPS, "--data", str(data), "--against", "none"]
+        arguments += ["--out", str(tmp_path / "set"), "--device", "cpu", "--estimate"]
+        main([*arguments, *(["--draw-passes", *passes] if passes else [])])
+
+    estimate("long-ft", "1", "3")
+    assert planned[0].settings.passes == PassSchedule(kind="uniform", least=1, most=3)
+    estimate("long-ft")
+    assert planned[1].settings == replace(planned[0].settings, passes=None)
+    for recipe, passes, words in (
+        ("short-ft", ("1", "3"), "--draw-passes is for long-ft and continued, not for short-ft"),
+        ("long-ft", ("3", "1"), "give 1 <= least <= most"),
+    ):
+        with pytest.raises(SystemExit):
+            estimate(recipe, *passes)
+        assert words in capsys.readouterr().err
 
 
 def test_every_guess_is_listed_in_the_documentation() -> None:

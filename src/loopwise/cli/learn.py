@@ -61,6 +61,8 @@ class Command:
     """The peak; default: the recipe's."""
     budget_seconds: float | None = None
     """Of long-ft: time of training steps that the looped model may take."""
+    draw_passes: tuple[int, int] | None = None
+    """Of long-ft and continued: the fewest and the most passes that each batch draws, all alike, e.g. 1 3."""
     rank: int | None = None
     """Of recipes with LoRA: the adapter's."""
     problems: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ class Command:
         from ..recipes.learning_members import Controls
         from ..recipes.learning_recipes import Rows, tuned, with_rank
         from ..recipes.learning_set import LearningSet
-        from ..training import Execution, LongFinetune
+        from ..training import ContinuedPretraining, Execution, LongFinetune, PassSchedule
 
         if self.loops is None or self.out is None:
             raise UsageError("give --loops, e.g. '12:20 x2', and --out, the set's folder")
@@ -149,6 +151,11 @@ class Command:
             if not isinstance(settings, LongFinetune):
                 raise UsageError(f"--budget-seconds is for long-ft, not for {self.recipe}; give --tokens")
             settings = replace(settings, budget_seconds=self.budget_seconds)
+        if self.draw_passes is not None:
+            if not isinstance(settings, LongFinetune | ContinuedPretraining):
+                raise UsageError(f"--draw-passes is for long-ft and continued, not for {self.recipe}; leave it out")
+            least, most = self.draw_passes
+            settings = replace(settings, passes=PassSchedule(kind="uniform", least=least, most=most))
         settings = self._with_grpo(settings)
         rows = Rows(num_sequences=self.batch or rows.num_sequences, sequence_tokens=self.sequence_tokens or rows.sequence_tokens)
         same: dict[str, Any] = {name: getattr(self, name) for name in _DATA_OPTIONS}
