@@ -14,6 +14,8 @@ import pytest
 from loopwise.cli import main
 from loopwise.protocol import BeforeAfter, Bootstrap, TrialError, before_after, judge_before_after
 from loopwise.protocol.arms import Arm, TaskTable
+from loopwise.protocol.post_training import corrected
+from loopwise.protocol.words import p_text
 from loopwise.records import Record, Run
 from trial_runs import header
 
@@ -130,6 +132,15 @@ def test_seeds_may_be_others_before_and_then_are_averaged() -> None:
 
 def _of_seeds(one: TaskTable, seeds: tuple[int, ...]) -> TaskTable:
     return replace(one, seeds=seeds, correct=one.correct[list(seeds)])
+
+
+def test_one_of_several_comparisons_goes_by_its_adjusted_p_value() -> None:
+    right = np.zeros((1, 8, 1))
+    found = judged({name: arm(name, {"ladder": table("ladder", right + (name == "looped after"))}) for name in NAMES})
+    assert found.result == "gain" and f"{p_text(found.p_value)}: the loop is worth more after" in found.statement
+    several = corrected(found, 0.2, 3, 0.05)
+    assert (several.result, several.p_value) == ("not shown", found.p_value)
+    assert f"{p_text(0.2)} after Holm's correction for 3 comparisons: no change of its worth is shown" in several.statement
 
 
 def test_five_items_that_all_moved_prove_nothing() -> None:

@@ -512,6 +512,19 @@ def test_what_the_second_stage_needs_is_said_before_the_first(model: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_set_that_its_second_stage_cannot_train_leaves_no_folder(tmp_path: Path) -> None:
+    folder, text = chat_model(tmp_path / "model"), chats(tmp_path / "chats.jsonl")
+    for changes, words in (
+        (dict(budget_tokens=100_000), "give a smaller budget \\(--grpo-budget\\)"),
+        (dict(thinking=True), "give --no-thinking"),
+    ):
+        grpo = Grpo(problems=("ladder",), **{"thinking": False, "budget_tokens": 8, **changes})
+        chosen = tiny_set(folder, text, tmp_path / "set", recipe="lora-grpo", settings={"grpo": grpo})
+        with pytest.raises(TrainingError, match=words):
+            learn(chosen)
+        assert not chosen.out.exists()
+
+
 def test_the_recipe_has_the_papers_problems_and_mode() -> None:
     grpo = LoraGrpo().grpo
     assert grpo.problems == ("gsm8k", "math") and grpo.thinking and grpo.loss_type == "grpo"

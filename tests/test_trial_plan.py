@@ -20,10 +20,12 @@ from loopwise.protocol import Bootstrap, PlannedTask, TrialError, compare, judge
 from loopwise.protocol.plan import RULES
 from loopwise.protocol.prior import Prior, PriorRun, read_prior
 from loopwise.recipes import trial_estimate
+from loopwise.recipes.arm_runner import ArmRunner, deciding_twin
 from loopwise.recipes.noise_floor import arms_repeated
-from loopwise.recipes.trial import ArmRunner, TrialSettings, deciding_twin, plan_trial, trial
+from loopwise.recipes.trial import plan_trial, trial
 from loopwise.recipes.trial_arms import in_arm_set
 from loopwise.recipes.trial_estimate import Known, estimate_trial
+from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import Record, Run, read_json, read_run
 from loopwise.report import beside
 from loopwise.report.record_links import numbers_of
@@ -387,6 +389,17 @@ def test_the_estimate_reads_no_weights_and_writes_nothing(models: tuple[Path, Pa
     looped = next(one for one in timed["arms"] if one["name"] == "looped-plain-20")
     assert twin["seconds"] == pytest.approx(30 * 20 / 50) and looped["seconds"] == pytest.approx(1.5 * 30 * 20 / 50)
     assert not (tmp_path / "out").exists()
+    main(["trial", str(models[0]), "--loops", LOOPS, "--limit", "3", "--out", str(tmp_path / "out"), "--plan"])
+    assert "If no answer got worse: no gain could be shown." in " ".join(capsys.readouterr().out.split())
+
+
+def test_options_and_written_answers_in_one_trial_are_refused_with_a_remedy(models: tuple[Path, Path]) -> None:
+    source = resolve(models[0])
+    loops = resolve_loops(source, LOOPS)
+    for names in (("ladder", "arc_challenge"), ("arc_challenge", "ladder")):
+        with pytest.raises(TrialError, match=r"arc_challenge is answered by options .* judge the runs together"):
+            plan_trial(source, loops, tasks_named(names), (), TrialSettings())
+    assert plan_trial(source, loops, tasks_named(("arc_challenge", "mmlu_pro")), (), TrialSettings()).tasks
 
 
 def test_a_probe_measures(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .batch import Batch, check_prompts, plan_batches
-from .chat import read_chat
+from .batch import Batch
 from .repetition import RepetitionWatch
-from .rows import Row, Script, write_script
+from .requests import plan_rows, progress_of
+from .rows import Row, Script
 from .sampling import Picker
 from .static import StaticBatch, check_static
 from .values import ENGINES, Completion, DecodingError, DecodingRule, Engine, Progress
@@ -69,24 +69,27 @@ def generate(
     """
     if engine not in ENGINES:
         raise DecodingError(f"engine {engine!r} is unknown; use {', '.join(ENGINES)}")
-    chat = read_chat(model, tokenizer)
-    script = write_script(rule, chat, budget_tokens, answer_opener)
-    encoded = [chat.encode(prompt, thinking=rule.thinking) if len(prompt) else () for prompt in prompts]
-    check_prompts(model, encoded, budget_tokens)
-    plan = plan_batches([len(ids) for ids in encoded], batch_size)
-    keys = [(seed, index) for index in range(len(prompts))] if keys is None else keys
-    _check_keys(keys, len(prompts))
+    script, planned = plan_rows(
+        model,
+        tokenizer,
+        prompts,
+        budget_tokens=budget_tokens,
+        rule=rule,
+        seed=seed,
+        batch_size=batch_size,
+        answer_opener=answer_opener,
+        keys=keys,
+    )
     if engine != "eager":
         check_static(model)
 
-    thinking = [chat.starts_in_thinking(prompt, thinking=rule.thinking) for prompt in prompts]
-    num_columns = max(longest_prompt_tokens, *map(len, encoded)) + budget_tokens
-    waiting = deque(Row(script, index, encoded[index], keys[index], thinking[index]) for members in plan for index in members)
+    num_columns = max(longest_prompt_tokens, *(len(row.prompt) for row in planned)) + budget_tokens
+    waiting = deque(planned)
     done: dict[int, Completion] = {}
     with evaluating(model, inference=engine == "eager"):
         while waiting:
             rows = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
-            batch = _open_batch(model, [row.prompt for row in rows], engine, (batch_size, num_columns), budget_tokens, chat.pad_id)
+            batch = _open_batch(model, [row.prompt for row in rows], engine, (batch_size, num_columns), budget_tokens, script.chat.pad_id)
             queue = waiting if refill and not fixed_rows and batch.can_refill else deque()
             stepper = _Stepper(script, batch, rows, queue, model.device, leave=batch.can_leave and not fixed_rows)
             for step, ended in enumerate(stepper.run(), 1):
@@ -95,16 +98,8 @@ def generate(
                     if on_complete is not None:
                         on_complete(row.index, done[row.index])
                 if progress is not None:
-                    written = sum(len(row.token_ids) for row in stepper.rows if row.stop is None)
-                    progress(
-                        Progress(
-                            rows_done=len(done),
-                            num_rows=len(prompts),
-                            step=step,
-                            budget_tokens=budget_tokens,
-                            share=(len(done) + written / budget_tokens) / len(prompts),
-                        )
-                    )
+                    running = [row for row in stepper.rows if row.stop is None]
+                    progress(progress_of(script, len(prompts), len(done), running, step))
     return [done[index] for index in range(len(prompts))]
 
 
@@ -234,11 +229,3 @@ def evaluating(model: PreTrainedModel, *, inference: bool = True) -> Iterator[No
     finally:
         for module in training:
             module.training = True
-
-
-def _check_keys(keys: Sequence[Sequence[int]], num_prompts: int) -> None:
-    if len(keys) != num_prompts:
-        raise DecodingError(f"{len(keys)} keys for {num_prompts} prompts; give one for each")
-    for key in keys:
-        if min(key, default=-1) < 0:
-            raise DecodingError(f"the seed or key {tuple(key)} of a prompt's draws is not of whole numbers from 0")

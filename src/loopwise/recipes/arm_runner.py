@@ -137,7 +137,7 @@ class ArmRunner:
 
     def take_larger_model(self) -> None:
         """Run the larger model from now on; the pair's memory is free again."""
-        if self.pair.looped is not self.pair.twin or self.pair.loops:
+        if self.pair.loops:
             assert self.settings.larger_model is not None  # the plan has its arm
             del self.pair
             self.parities = {}

@@ -17,9 +17,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..decoding import Completion, DecodingError, DecodingRule, Progress, RepetitionWatch, plan_batches, read_chat
-from ..decoding.batch import check_prompts
-from ..decoding.rows import Row, Script, write_script
+from ..decoding import Completion, DecodingError, DecodingRule, Progress, RepetitionWatch
+from ..decoding.requests import plan_rows, progress_of
+from ..decoding.rows import Row, Script
 from .engine import VllmEngine
 
 _PLAIN = DecodingRule()
@@ -48,19 +48,18 @@ def generate(
     Raises:
         DecodingError: before anything runs, for prompts, budget, batch size, keys or forced text that cannot be.
     """
-    model: Any = engine
-    chat = read_chat(model, tokenizer)
-    script = write_script(rule, chat, budget_tokens, answer_opener)
-    encoded = [chat.encode(prompt, thinking=rule.thinking) if len(prompt) else () for prompt in prompts]
-    check_prompts(model, encoded, budget_tokens)
-    _check_room(encoded, budget_tokens, engine.max_tokens)
-    order = [index for batch in plan_batches([len(ids) for ids in encoded], batch_size) for index in batch]
-    keys = [(seed, index) for index in range(len(prompts))] if keys is None else keys
-    if len(keys) != len(prompts) or any(min(key, default=-1) < 0 for key in keys):
-        raise DecodingError(f"{len(keys)} keys for {len(prompts)} prompts; give one of whole numbers from 0 for each")
-    rows = [
-        Row(script, index, encoded[index], keys[index], chat.starts_in_thinking(prompts[index], thinking=rule.thinking)) for index in order
-    ]
+    script, rows = plan_rows(
+        engine,
+        tokenizer,
+        prompts,
+        budget_tokens=budget_tokens,
+        rule=rule,
+        seed=seed,
+        batch_size=batch_size,
+        answer_opener=answer_opener,
+        keys=keys,
+    )
+    _check_room(rows, budget_tokens, engine.max_tokens)
     done: dict[int, Completion] = {}
     stream = _Stream(engine, script, deque(rows), batch_size)
     step = 0
@@ -71,17 +70,17 @@ def generate(
             if on_complete is not None:
                 on_complete(row.index, done[row.index])
         if progress is not None:
-            written = sum(len(running.row.token_ids) for running in stream.running.values())
-            share = (len(done) + written / budget_tokens) / len(prompts)
-            progress(Progress(rows_done=len(done), num_rows=len(prompts), step=step, budget_tokens=budget_tokens, share=share))
+            running = [one.row for one in stream.running.values()]
+            progress(progress_of(script, len(prompts), len(done), running, step))
     return [done[index] for index in range(len(prompts))]
 
 
-def _check_room(encoded: Sequence[Sequence[int]], budget_tokens: int, max_tokens: int) -> None:
-    for index, prompt in enumerate(encoded):
-        if len(prompt) + budget_tokens > max_tokens:
+def _check_room(rows: Sequence[Row], budget_tokens: int, max_tokens: int) -> None:
+    for row in sorted(rows, key=lambda row: row.index):
+        if len(row.prompt) + budget_tokens > max_tokens:
+            needed = len(row.prompt) + budget_tokens
             raise DecodingError(
-                f"prompt {index} has {len(prompt)} tokens and with the budget of {budget_tokens} needs {len(prompt) + budget_tokens}; "
+                f"prompt {row.index} has {len(row.prompt)} tokens and with the budget of {budget_tokens} needs {needed}; "
                 f"the engine was started for {max_tokens}: raise max_tokens or lower the budget"
             )
 
