@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import loopwise
-from loopwise.models import SIDECAR, insert_on_disk, model_hash, source_of
+from loopwise.models import SIDECAR, ModelError, insert_on_disk, model_hash, resolve_dtype, source_of
 from tiny import FAMILIES, tiny_model, tiny_tokenizer, tokens
 
 LOOPS = "1:4 x2 damped beta=0.25 + 1.mlp x3 damped beta=0.5 in pass 1"
@@ -223,3 +223,37 @@ def test_a_damaged_sidecar_can_be_set_aside(looped: Path) -> None:
 def test_a_device_that_is_not_there_is_refused(base: Path) -> None:
     with pytest.raises(loopwise.ModelError, match="no CUDA device"):
         loopwise.load(base, device="cuda")
+
+
+def test_auto_is_the_weights_own_dtype_or_fp32_where_the_processor_has_no_products_in_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dtype_of(dtype: str = "auto") -> torch.dtype:
+        return next(loopwise.load(base, dtype=dtype).model.parameters()).dtype
+
+    assert dtype_of() == torch.float32  # the weights' own
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(base)
+    monkeypatch.setattr("loopwise.models.loading.has_half_products", lambda dtype: True)
+    assert dtype_of() == torch.bfloat16
+    monkeypatch.setattr("loopwise.models.loading.has_half_products", lambda dtype: dtype == torch.float16)
+    hashed = model_hash(loopwise.load(base).model)
+    assert dtype_of() == torch.float32 and dtype_of("bf16") == torch.bfloat16
+    assert hashed == model_hash(loopwise.load(base, dtype="bf16").model)
+    assert resolve_dtype(base / "config.json", "auto", "cuda") == torch.bfloat16
+    size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 4 * size - 1}  # one byte less than twice the weights in fp32
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    assert dtype_of() == torch.bfloat16
+    with pytest.raises(ModelError, match="dtype 'fp8' is unknown; use auto, bf16"):
+        dtype_of("fp8")
+
+
+def test_auto_reads_the_dtype_where_a_config_keeps_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for fields, wanted in (
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, torch.bfloat16),
+        ({"text_config": None}, "auto"),
+    ):
+        file.write_text(json.dumps(fields))
+        assert resolve_dtype(file, "auto", "cuda") == wanted

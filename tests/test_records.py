@@ -48,7 +48,9 @@ def test_a_killed_write_loses_its_half_line_and_nothing_else(tmp_path: Path) -> 
 
 def test_another_run_is_refused_by_the_first_field_that_differs(tmp_path: Path) -> None:
     RunWriter(tmp_path, HEADER).__exit__()
-    RunWriter(tmp_path, HEADER | {"started": "2027-01-01"}).__exit__()
+    later = RunWriter(tmp_path, HEADER | {"started": "2027-01-01", "parity": {"ok": True, "seconds": 1}})
+    later.__exit__()
+    assert later.header == HEADER  # it began then, whoever goes on with it
     with pytest.raises(RecordsError, match=r"another budget_tokens \(64, now 128\)"):
         RunWriter(tmp_path, HEADER | {"budget_tokens": 128})
     with pytest.raises(RecordsError, match="another extra"):

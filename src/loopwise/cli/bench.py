@@ -41,7 +41,7 @@ class Command:
     threads: int | None = None
     """CPU threads; default: torch's own number."""
     dtype: str = "auto"
-    """auto, bf16, fp16 or fp32."""
+    """auto (the weights' own; fp32 on CPUs without half precision), bf16, fp16 or fp32."""
     device: str = "cpu"
     """cpu, cuda, ..."""
     json: bool = False

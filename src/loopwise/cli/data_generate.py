@@ -58,7 +58,7 @@ class Command:
     batch_size: int = 16
     """Answers decoded together."""
     dtype: str = "auto"
-    """auto, bf16, fp16 or fp32."""
+    """auto (the weights' own; fp32 on CPUs without half precision), bf16, fp16 or fp32."""
     device: str = "cpu"
     """cpu, cuda, ..."""
     json: bool = False

@@ -77,7 +77,7 @@ class Command:
     allow_code_execution: bool = False
     """Let tasks that need it (humaneval, mbpp) run the code that the model writes, behind walls: docs/code-execution.md."""
     dtype: str = "auto"
-    """auto, bf16, fp16 or fp32."""
+    """auto (the weights' own; fp32 on CPUs without half precision), bf16, fp16 or fp32."""
     device: str = "cpu"
     """cpu, cuda, ..."""
     json: bool = False

@@ -44,7 +44,7 @@ class Command:
     thinking: bool = False
     """Use the template's thinking mode."""
     dtype: str = "auto"
-    """auto, bf16, fp16 or fp32."""
+    """auto (the weights' own; fp32 on CPUs without half precision), bf16, fp16 or fp32."""
     device: str = "cpu"
     """cpu, cuda, ..."""
     json: bool = False

@@ -88,7 +88,7 @@ class Command:
     top: int = 5
     """How many of the best to print."""
     dtype: str = "auto"
-    """auto, bf16, fp16 or fp32."""
+    """auto (the weights' own; fp32 on CPUs without half precision), bf16, fp16 or fp32."""
     device: str = "cpu"
     """cpu, cuda, ..."""
     json: bool = False

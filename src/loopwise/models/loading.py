@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +25,8 @@ EMBEDDED = "smollm2"
 CHANGED = "changed in memory"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 """What is downloaded of a model, its weights first."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class Loaded(NamedTuple):
@@ -56,7 +60,7 @@ def load(
     Args:
         name: a Hugging Face id, a folder (with or without ``loop.json``), or ``smollm2``.
         loops: None takes the folder's own loops, if it has some; anything else, ``"none"`` included, takes their place.
-        dtype: ``auto`` is the weights' own.
+        dtype: see `resolve_dtype` for ``auto``.
 
     Raises:
         ModelError: an unknown model, a damaged sidecar, a base changed since its loop was put in, an unknown family.
@@ -70,7 +74,7 @@ def load(
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
-            dtype=_dtype(dtype),
+            dtype=resolve_dtype(source.folder / "config.json", dtype, device),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -203,6 +207,44 @@ def model_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
+def resolve_dtype(config: Path, dtype: str | torch.dtype, device: str | torch.device = "cpu") -> torch.dtype | Literal["auto"]:
+    """The dtype that a name stands for. ``auto`` is the weights' own, and fp32 for half-precision weights on a CPU that has no
+    instructions for them, where products take many times as long (docs/log.md), as long as they fill at most half of the memory.
+
+    Args:
+        config: config.json, with the weights beside it where they are there already.
+
+    Returns:
+        ``auto`` where that was asked for and config.json names none: then transformers reads it off the weights.
+
+    Raises:
+        ModelError: an unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        if dtype not in _DTYPES:
+            raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
+        return _DTYPES[dtype]
+    fields = json.loads(config.read_text(encoding="utf-8"))
+    parts = (fields.get("text_config") or {}, fields)
+    name = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
+    if name not in _DTYPES:
+        return "auto"
+    own = _DTYPES[name]
+    if torch.device(device).type != "cpu" or own == torch.float32 or has_half_products(own):
+        return own
+    num_bytes = sum(file.stat().st_size for file in config.parent.glob("*.safetensors")) * torch.float32.itemsize // own.itemsize
+    return torch.float32 if 2 * num_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") else own
+
+
+def has_half_products(dtype: torch.dtype) -> bool:
+    """Whether this machine's CPU multiplies matrices of bf16 or fp16 with instructions made for that, as oneDNN says."""
+    question = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    answer = getattr(torch.ops.mkldnn, question, None)
+    return bool(answer and answer())
+
+
 def _num_layers(source: Source) -> int:
     return int(_config(source).get_text_config(decoder=True).num_hidden_layers)
 
@@ -231,16 +273,6 @@ def _check_device(device: str | torch.device) -> None:
         raise ModelError(f"device {device!r} is unknown; use cpu, cuda, cuda:1, mps") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {str(device)!r}: this torch sees no CUDA device; use cpu")
-
-
-def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return dtype
-    names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    names |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-    if dtype not in names:
-        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(names)}")
-    return names[dtype]
 
 
 def _one_line(error: BaseException) -> str:

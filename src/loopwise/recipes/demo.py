@@ -20,7 +20,6 @@ PLACEMENT = PlaceSettings(
     text=TextSettings(fit_tokens=1024, score_tokens=2048),
     space=SpaceSettings(widths=(3, 5), passes=(2,), betas=(0.25,), centre=DEPTH_RULE, max_cost=1.25),
     race=False,
-    dtype="bf16",
 )
 """Ten spans, too much alike for a race to drop any early; the cap is the cost of the paper's unsearched loops (no-free-loop, Table 2)."""
 
@@ -40,7 +39,7 @@ def demo(out: str | Path, *, limit: int = NUM_ITEMS, progress: Progress | None =
     study = out / "placement"
     if not (out / "plan.json").exists():
         place_demo(study, progress)
-    settings = TrialSettings(limit=limit, batch_size=BATCH_SIZE, dtype="bf16", noise_floor=True, placement=study)
+    settings = TrialSettings(limit=limit, batch_size=BATCH_SIZE, noise_floor=True, placement=study)
     return trial(EMBEDDED, out=out, tasks=("ladder",), budgets=BUDGETS_TOKENS, progress=progress, settings=settings)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -15,6 +14,7 @@ import torch
 
 from ..cost import ModelShape, cost_of, read_shape
 from ..loops import parent_of
+from ..models import resolve_dtype
 from ..placement import Candidate, Space, objective_named
 from ..placement.sharing import ROWS_TOKENS
 from .placement import PlaceSettings, checked_space
@@ -76,8 +76,10 @@ def estimate(config: Path, settings: PlaceSettings) -> Estimate:
     sample = _sample(space)
     evaluations = min(settings.evaluations or math.inf, float(len(space))) * len(settings.searches)
     reads_text = objective_named(settings.objective).measure in ("text", "text+kl")
+    dtype = resolve_dtype(config, settings.dtype, settings.device)
+    rate = _flops_per_second(shape, torch.float32 if dtype == "auto" else dtype, settings.device)
     # The plain model's own pass is about one evaluation more.
-    seconds = (evaluations + 1) * _seconds_each(sample, shape, settings, _dtype(settings.dtype, config)) if reads_text else None
+    seconds = (evaluations + 1) * _flops_each(sample, shape, settings) / rate if reads_text else None
     return Estimate(
         num_candidates=len(space),
         num_cheap=sum(space.cost(one) <= CHEAP + 1e-9 for one in sample) if len(sample) == len(space) else None,
@@ -87,10 +89,6 @@ def estimate(config: Path, settings: PlaceSettings) -> Estimate:
         objective=settings.objective,
         races=settings.races,
     )
-
-
-def _seconds_each(sample: Sequence[Candidate], shape: ModelShape, settings: PlaceSettings, dtype: torch.dtype) -> float:
-    return _flops_each(sample, shape, settings) / _flops_per_second(shape, dtype, settings.device)
 
 
 def _duration(seconds: float) -> str:
@@ -123,14 +121,6 @@ def _flops_each(sample: Sequence[Candidate], shape: ModelShape, settings: PlaceS
     text = settings.text
     positions = text.fit_tokens / text.fit_stride + text.score_tokens / text.stride
     return tokens * total / len(sample) + positions * 2.0 * shape.head_parameters
-
-
-def _dtype(name: str, config: Path) -> torch.dtype:
-    """The dtype that the search would run in; ``auto`` is the weights' own."""
-    if name == "auto":
-        fields = json.loads(config.read_text(encoding="utf-8"))
-        name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
-    return {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}.get(name, torch.float32)
 
 
 def _flops_per_second(shape: ModelShape, dtype: torch.dtype, device: str) -> float:

@@ -201,7 +201,9 @@ class RunWriter:
         header = json.loads(json.dumps(header))
         header_file = self.folder / "header.json"
         if header_file.exists():
-            self._check_same(read_json(header_file), header)
+            there = read_json(header_file)
+            self._check_same(there, header)
+            header = there  # what the folder says: it began then, and was checked so
         else:
             write_json(header_file, header)
         self.header = header
