@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
     parser.add_argument("--error", type=float, nargs="+", default=[0.02, 0.05])
+    parser.add_argument("--tolerance", type=float, nargs="*", default=[0.002], help="nats; the race is also run with each of these")
     args = parser.parse_args()
     found = {one.loops: read_losses(args.study, one.loops) for one in read_study(args.study).results if one.status == "scored"}
     losses = {parse_loops(loops) if loops else (): array for loops, array in found.items() if array is not None}
@@ -59,15 +60,15 @@ def main() -> None:
             for label, (covariate, number) in ways.items():
                 read, lost, near = race(part, None if covariate is None else covariate[::step], error, number)
                 print(f"{step:10}  {error:5g}  {label:20}  {read:4.0%}  {near:25}  {lost:16}")
-    print("error  race                  read, in whole texts  regret  within one standard error  dropped of these")
-    for error in args.error:
+    print("error  tolerance  race                  read, in whole texts  regret  within one standard error  dropped of these")
+    for error, tolerance in ((error, tolerance) for error in args.error for tolerance in (None, *args.tolerance)):
         for label, first, ask in (
             ("siblings", representatives, len(losses)),
             ("each for itself", list, len(losses)),
             ("by 256", list, 256),
         ):
-            texts, regret, lost, near = replay(losses, plain, error, first, ask)
-            print(f"{error:5g}  {label:20}  {texts:20.1f}  {regret:6.4f}  {near:25}  {lost:16}")
+            texts, regret, lost, near = replay(losses, plain, Race(error=error, tolerance_nats=tolerance), first, ask)
+            print(f"{error:5g}  {tolerance or 'none':>9}  {label:20}  {texts:20.1f}  {regret:6.4f}  {near:25}  {lost:16}")
 
 
 class StoredScorer(TextScorer):
@@ -114,7 +115,7 @@ def _one_by_one(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
 
 
 def replay(
-    losses: Mapping[Candidate, Losses], plain: Losses, error: float, first: Callable[[Sequence[Candidate]], list[Candidate]], ask: int
+    losses: Mapping[Candidate, Losses], plain: Losses, race: Race, first: Callable[[Sequence[Candidate]], list[Candidate]], ask: int
 ) -> tuple[float, float, int, int]:
     """Whole texts that the race reads, its winner's regret in nats, how many near the best it drops, and how many there are.
 
@@ -122,7 +123,7 @@ def replay(
         first: the candidates that race before the others.
         ask: how many candidates race at once, in their order along the depth.
     """
-    scorer, found = StoredScorer(losses, plain, Race(error=error)), dict[str, CandidateResult]()
+    scorer, found = StoredScorer(losses, plain, race), dict[str, CandidateResult]()
 
     def tell(scored: Sequence[Scored]) -> None:
         for one in scored:

@@ -10,6 +10,7 @@ import copy
 import sys
 import types
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from itertools import islice
 from typing import Any
 
@@ -191,13 +192,68 @@ class Engine:
         return outputs
 
 
+class ModelLLM:
+    """vLLM's ``LLM``, and the engine in it, run by a Hugging Face model that computes every token from all before it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.llm_engine = self.engine_core = self
+        self.requests: dict[str, tuple[list[int], Any]] = {}
+        self.running = True
+
+    def shutdown(self) -> None:
+        self.running = False
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        self.requests[name] = (list(prompt["prompt_token_ids"]), types.SimpleNamespace(**vars(params)))
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.requests[name]
+
+    @torch.no_grad()
+    def next(self, past: list[int]) -> tuple[int, float]:
+        assert self.running
+        logits = self.model(torch.tensor([past]), use_cache=False).logits[0, -1]
+        token = int(logits.argmax())
+        return token, float(torch.log_softmax(logits, -1)[token])
+
+    def step(self) -> list[Any]:
+        outputs = []
+        for name, (past, params) in list(self.requests.items()):
+            token, _ = self.next(past)
+            past.append(token)
+            params.max_tokens -= 1
+            ended = token in params.stop_token_ids or params.max_tokens == 0
+            if ended:
+                del self.requests[name]
+            row = types.SimpleNamespace(token_ids=[token], finish_reason="stop" if ended else None)
+            outputs.append(types.SimpleNamespace(request_id=name, outputs=[row], finished=ended))
+        return outputs
+
+    def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
+        outputs = []
+        for prompt in prompts:
+            past, tokens, kept = list(prompt["prompt_token_ids"]), [], []
+            for _ in range(params.max_tokens):
+                token, nats = self.next(past)
+                past.append(token)
+                tokens.append(token)
+                kept.append({token: types.SimpleNamespace(logprob=nats)})
+            outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens, logprobs=kept)]))
+        return outputs
+
+
 def fake_vllm(monkeypatch: Any) -> None:
     """Put a module of vLLM's name in place with what requests are made of."""
     vllm = types.ModuleType("vllm")
+    vllm.__spec__ = ModuleSpec("vllm", None)
     vllm.SamplingParams = lambda **fields: types.SimpleNamespace(**fields)  # type: ignore[attr-defined]
     inputs = types.ModuleType("vllm.inputs")
     inputs.TokensPrompt = dict  # type: ignore[attr-defined]
     sampling = types.ModuleType("vllm.sampling_params")
     sampling.RequestOutputKind = types.SimpleNamespace(DELTA="delta")  # type: ignore[attr-defined]
-    for name, module in (("vllm", vllm), ("vllm.inputs", inputs), ("vllm.sampling_params", sampling)):
-        monkeypatch.setitem(sys.modules, name, module)
+    distributed = types.ModuleType("vllm.distributed")
+    distributed.cleanup_dist_env_and_memory = lambda: None  # type: ignore[attr-defined]
+    for module in (vllm, inputs, sampling, distributed):
+        monkeypatch.setitem(sys.modules, module.__name__, module)

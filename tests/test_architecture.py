@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, str] = {
     "data": "",
     "scoring": "models",
     "decoding": "models loops",
-    "evaluation": "models scoring decoding tasks cost records loops data",
+    "evaluation": "models scoring decoding tasks cost records loops data serving",
     "placement": "models scoring stats loops data cost records",
     "training": "models nets data loops cost decoding tasks records",
     "protocol": "records stats cost loops",

@@ -138,7 +138,7 @@ def test_another_model_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_twins_get_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loopwise.evaluation import run as module
+    from loopwise.evaluation import answering as module
 
     seen: list[list[list[str]]] = []
     original = module.generate

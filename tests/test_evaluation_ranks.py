@@ -33,7 +33,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one batch, so that a few items make several."""
-    monkeypatch.setattr("loopwise.evaluation.run.REFILL_BATCHES", 1)
+    monkeypatch.setattr("loopwise.evaluation.answering.REFILL_BATCHES", 1)
 
 
 def together(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
@@ -106,7 +106,7 @@ def test_sampled_answers_are_the_same_and_in_memory_too() -> None:
 
 
 def test_what_is_decoded_together_does_not_depend_on_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["loopwise.evaluation.run"]
+    module = sys.modules["loopwise.evaluation.answering"]
     groups: list[tuple[str, ...]] = []
     real = module.generate
 

@@ -286,6 +286,7 @@ def test_the_divergence_chooses_among_windows_of_one_width_at_mid_depth(made: Pa
         ({"objective": "luck"}, "unknown objective 'luck'"),
         ({"name": ".."}, "'..' is no name for a search's folder"),
         ({"race_error": 2.0}, "race error 2.0"),
+        ({"race_tolerance": -1.0}, "race tolerance -1.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_birth(changes: dict[str, Any], message: str) -> None:
@@ -440,6 +441,7 @@ def test_a_study_of_another_model_or_text_is_one_line(made: Path, whole: Study, 
     assert "was made with another mixture_sha256" in fails(capsys, command(made, "--out", whole.folder, "--text-seed", 1))
     assert "was made with another stride" in fails(capsys, command(made, "--out", whole.folder, "--stride", 4))
     assert "was made with another race_error" in fails(capsys, [*command(made, "--out", whole.folder), "--race-error", "0.01"])
+    assert "was made with another race_tolerance_nats" in fails(capsys, [*command(made, "--out", whole.folder), "--race-tolerance", "0.1"])
     assert (whole.folder / "results.jsonl").read_bytes() == before
 
 

@@ -57,6 +57,23 @@ def test_one_standard_error_behind_is_dropped_no_more_often_than_stated() -> Non
     assert dropped > 0, "a test that never drops proves nothing"
 
 
+def test_one_that_is_better_by_the_tolerance_is_dropped_no_more_often_than_stated() -> None:
+    count, dropped, strict = 2000, 0, 0
+    for text, differences in _candidates(0.0, count):
+        tolerance = differences.std(ddof=1) / np.sqrt(POSITIONS)  # one standard error, this time ahead of the leader
+        dropped += _dropped_at(Race(tolerance_nats=tolerance), text, differences - tolerance) is not None
+        strict += _dropped_at(Race(), text, differences - tolerance) is not None
+    error = Race().error
+    assert strict < dropped <= count * error + 3 * np.sqrt(count * error)
+
+
+def test_with_a_tolerance_equals_go_before_the_end() -> None:
+    ahead = [(text, differences) for text, differences in _candidates(0.0, 200)]
+    race = Race(tolerance_nats=2 * float(np.mean([differences.std() for _, differences in ahead])) / np.sqrt(POSITIONS))
+    gone = sum(_dropped_at(race, *candidate) is not None for candidate in ahead)
+    assert gone > 50 and sum(_dropped_at(Race(), *candidate) is not None for candidate in ahead) < 10
+
+
 def test_ones_far_behind_go_at_the_first_looks_and_equal_ones_stay() -> None:
     race = Race(error=0.001)
     far = [_dropped_at(race, *candidate) for candidate in _candidates(25.0, 200)]
@@ -96,6 +113,12 @@ def test_few_positions_and_identical_losses_decide_nothing() -> None:
 def test_an_error_that_means_nothing_is_refused(error: float) -> None:
     with pytest.raises(ValueError, match=f"race error {error}"):
         Race(error=error)
+
+
+@pytest.mark.parametrize("tolerance", [-0.001, float("nan"), float("inf")])
+def test_a_tolerance_that_means_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="race tolerance"):
+        Race(tolerance_nats=tolerance)
 
 
 RACE = Race(error=0.01)

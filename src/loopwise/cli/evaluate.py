@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from ..records import Run
-from .console import Progress, print_json, save_config
+from .console import Progress, UsageError, print_json, save_config
 from .losses import EVALUATE_ONLY, LOSS_TASK, evaluate_loss_command, refuse_given
 from .ranks import refuse_ranks, together
-from .suites import DECODING, evaluate_suite_command, is_likelihood, run_figures
+from .suites import DECODING, evaluate_suite_command, is_likelihood, parity_words, run_figures
 
 if TYPE_CHECKING:
     from ..evaluation import Ranks
     from ..models import Loaded
+    from ..serving import VllmHost
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Command:
     """Answers decoded together, or windows read together."""
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along, and no prompt takes their place."""
-    engine: Literal["eager", "static", "compiled"] = "eager"
-    """How steps run: docs/engines.md. static keeps every shape; compiled is static through torch.compile."""
+    engine: Literal["eager", "static", "compiled", "vllm"] = "eager"
+    """How steps run: docs/engines.md. static keeps every shape; compiled is static through torch.compile; vllm lets vLLM answer."""
     allow_code_execution: bool = False
     """Let tasks that need it (humaneval, mbpp) run the code that the model writes, behind walls: docs/code-execution.md."""
     dtype: str = "auto"
@@ -98,18 +99,20 @@ class Command:
         if ranks is None or ranks.rank == 0:
             self._print(run)
 
-    def evaluated(self, ranks: Ranks | None = None, loaded: Loaded | None = None) -> Run:
-        """Run the task; ``loaded`` is the model where it is loaded already."""
+    def evaluated(self, ranks: Ranks | None = None, loaded: Loaded | None = None, host: VllmHost | None = None) -> Run:
+        """Run the task; ``loaded`` is the model where it is loaded already, ``host`` keeps vLLM for the next task."""
         refuse_given(self, EVALUATE_ONLY, f"is read by --task {LOSS_TASK} only; leave it out")
         if is_likelihood(self.task):
             refuse_given(self, DECODING, f"has no meaning with --task {self.task}, which decodes nothing; leave it out")
         from ..tasks import permit, task_named
 
         task = permit(task_named(self.task), self.allow_code_execution)
+        if self.engine == "vllm" and task.kind != "generate" and loaded is None:
+            raise UsageError(f"--engine vllm has nothing to decode with --task {task.name}, which is answered by options; leave it out")
         if loaded is None:
             task.load(self.data, self.limit)  # fails before a model is loaded
-        from ..evaluation import evaluate, task_budget_tokens, task_rule
-        from ..models import load
+        from ..evaluation import check_vllm_way, evaluate, task_budget_tokens, task_rule
+        from ..models import load, resolve
 
         rule = task_rule(
             task,
@@ -123,6 +126,8 @@ class Command:
         )
         budget = task_budget_tokens(task, thinking=rule.thinking) if self.budget is None else self.budget
         rule.check_budget(budget)
+        if self.engine == "vllm" and loaded is None:
+            check_vllm_way(resolve(self.model), fixed_rows=self.fixed_rows, num_ranks=ranks.size if ranks else 1)
         model, tokenizer = loaded or load(
             self.model, loops=self.loops, dtype=self.dtype, device=ranks.own_device(self.device) if ranks else self.device
         )
@@ -143,6 +148,7 @@ class Command:
             batch_size=self.batch_size,
             fixed_rows=self.fixed_rows,
             engine=self.engine,
+            host=host,
             ranks=ranks,
             progress=lambda share: progress(f"{task.name}, {budget} tokens", share, 1.0),
         )
@@ -156,11 +162,10 @@ class Command:
         if self.json:
             print_json(run.header | {"out": str(self.out)} | figures)
         else:
-            parity = run.header["parity"]
             over_subtasks = "" if macro is None else f" ({macro:.1f} % as the mean over subtasks)"
             print(
                 f"{self.out}: {run.header['arm']} on {run.header['task']}: {correct:.1f} % correct{over_subtasks}, "
                 f"{finished:.1f} % finished, {len(answers)} answers\n"
                 f"loops {run.header['loops']}, layer passes {run.header['layer_pass_ratio']:.3f}x; "
-                f"cached decoding equals full recompute to {parity['max_abs_logit_difference']:.1g} ({parity['dtype']})"
+                f"{parity_words(run.header['parity'])}"
             )

@@ -65,6 +65,8 @@ class Command:
     """Drop candidates as soon as the text read so far shows that they lose (objective ppl_t only)."""
     race_error: float = 0.05
     """Probability of dropping one that the whole text would put within one standard error of the leader."""
+    race_tolerance: float | None = None
+    """Seek the best alone, to so many nats, e.g. 0.002: also what cannot beat the leader by more is dropped, however near it is."""
     fit_tokens: int = 1024
     """Tokens that temperatures are fitted on."""
     score_tokens: int = 3072
@@ -110,7 +112,19 @@ class Command:
 
         text = ("fit_tokens", "score_tokens", "window_tokens", "stride", "fit_stride")
         space = ("widths", "passes", "betas", "operators", "structures", "max_windows", "mlp_passes", "centre", "max_cost")
-        search = ("objective", "evaluations", "race", "race_error", "memory_gb", "items", "data", "name", "dtype", "device")
+        search = (
+            "objective",
+            "evaluations",
+            "race",
+            "race_error",
+            "race_tolerance",
+            "memory_gb",
+            "items",
+            "data",
+            "name",
+            "dtype",
+            "device",
+        )
         return PlaceSettings(
             text=TextSettings(sources=self.text, seed=self.text_seed, **{name: getattr(self, name) for name in text}),
             space=SpaceSettings(**{name: getattr(self, name) for name in space}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,14 @@ def evaluate_suite_command(command: Command) -> None:
     for task in [permit(task_named(name), command.allow_code_execution) for name in suite.names]:
         task.load(command.data, command.limit)
     from ..models import load
+    from ..serving import VllmHost
 
     loaded = load(command.model, loops=command.loops, dtype=command.dtype, device=command.device)
     found: dict[str, Run] = {}
-    for name in suite.names:
-        changes: dict[str, Any] = {"task": name, "out": command.out / name.replace(":", "-")}
-        found[name] = replace(command, **changes, **(defaults if is_likelihood(name) else {})).evaluated(loaded=loaded)
+    with VllmHost() as host:
+        for name in suite.names:
+            changes: dict[str, Any] = {"task": name, "out": command.out / name.replace(":", "-")}
+            found[name] = replace(command, **changes, **(defaults if is_likelihood(name) else {})).evaluated(loaded=loaded, host=host)
     if command.json:
         runs = {name: run.header | {"out": run.source} | run_figures(run) for name, run in found.items()}
         print_json({"suite": command.task, "source": suite.source, "tasks": runs})
@@ -68,6 +70,13 @@ def evaluate_suite_command(command: Command) -> None:
     print(f"{command.task} ({suite.source}), {first['model']}, loops {first['loops']}, layer passes {first['layer_pass_ratio']:.3f}x")
     print(table([*lines, ("mean", f"{_mean(found.values()):.2f}", "", "")], ("task", "% correct", "answers", "guessed")))
     print(f"every run: {command.out}")
+
+
+def parity_words(parity: Mapping[str, Any]) -> str:
+    """The check of a run's decoding, in a line."""
+    if "max_abs_nats" in parity:
+        return f"vLLM's log-probabilities are Hugging Face's to {parity['max_abs_nats']:.1g} nats ({parity['dtype']})"
+    return f"cached decoding equals full recompute to {parity['max_abs_logit_difference']:.1g} ({parity['dtype']})"
 
 
 def run_figures(run: Run) -> dict[str, float | None]:

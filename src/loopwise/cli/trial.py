@@ -104,8 +104,8 @@ class Command:
     """Answers decoded together."""
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along, and no prompt takes their place."""
-    engine: Literal["eager", "static", "compiled"] = "eager"
-    """How steps run: docs/engines.md. static keeps every shape; compiled is static through torch.compile."""
+    engine: Literal["eager", "static", "compiled", "vllm"] = "eager"
+    """How steps run: docs/engines.md. static keeps every shape; compiled is static through torch.compile; vllm lets vLLM answer."""
     allow_code_execution: bool = False
     """Let tasks that need it (humaneval, mbpp) run the code that the models write, behind walls: docs/code-execution.md."""
     dtype: str = "auto"

@@ -1,6 +1,7 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
 from .defaults import task_budget_tokens, task_rule, task_samples
+from .engines import EvaluationEngine, check_decoding, check_vllm_way, start_vllm
 from .log_likelihood import parity_prompts
 from .loss import LOSS_TASK, evaluate_loss
 from .loss_text import LossText, encode_text
@@ -10,17 +11,21 @@ from .run import evaluate
 
 __all__ = [
     "LOSS_TASK",
+    "EvaluationEngine",
     "LossText",
     "Parity",
     "ParityError",
     "Ranks",
     "RanksError",
+    "check_decoding",
     "check_parity",
+    "check_vllm_way",
     "encode_text",
     "evaluate",
     "evaluate_loss",
     "join_ranks",
     "parity_prompts",
+    "start_vllm",
     "task_budget_tokens",
     "task_rule",
     "task_samples",

@@ -72,6 +72,7 @@ def run_header(
     batch_size: int,
     fixed_rows: bool,
     engine: str,
+    engine_versions: dict[str, str] | None = None,
     parity: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The whole header, as `loopwise.records.RunWriter` keeps it."""
@@ -95,7 +96,7 @@ def run_header(
         "batch_plan": "fixed-rows" if fixed_rows else "refill",
         "engine": engine,
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": versions() | (engine_versions or {}),
         "parity": parity,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -18,11 +18,12 @@ from ..decoding import DecodingRule
 from ..decoding.loop import evaluating
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
+from ..serving import EngineGap
 from ..tasks import Item, Task, TaskError, likelihood_notes, quiet_lm_eval
+from .engines import parity_json
 from .header import model_facts, run_header
 from .parity import NEW_TOKENS, Parity, check_parity
 from .ranks import Ranks
-from .run import parity_json
 
 if TYPE_CHECKING:
     from .lm_eval_model import LoopedLM, Row
@@ -75,7 +76,7 @@ def evaluate_log_likelihood(
     task: Task,
     items: Sequence[Item],
     way: LikelihoodWay,
-    parity: Parity | None = None,
+    parity: Parity | EngineGap | None = None,
 ) -> Run:
     """`evaluate` for a task of log-likelihoods, without a chat template.
 
@@ -136,7 +137,7 @@ def _asked(lm: LoopedLM, item: Item) -> _Asked:
     return _Asked(item, rows, sum(max(0, len(before) + len(after) - 1 - lm.max_length) for before, after in rows))
 
 
-def _header(model: PreTrainedModel, task: Task, asked: Sequence[_Asked], way: LikelihoodWay, parity: Parity) -> dict[str, Any]:
+def _header(model: PreTrainedModel, task: Task, asked: Sequence[_Asked], way: LikelihoodWay, parity: Parity | EngineGap) -> dict[str, Any]:
     facts = model_facts(model)
     header = run_header(
         {**facts, "chat_template": False, **task.facts, **likelihood_notes([one.item for one in asked])},

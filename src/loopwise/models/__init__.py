@@ -2,7 +2,20 @@
 
 from .caches import cache_argument, cache_of, dynamic_cache, static_cache
 from .families import FAMILIES, Family, ModelError, decoder_layers, find_decoder
-from .loading import EMBEDDED, Loaded, Source, insert_on_disk, load, model_hash, resolve, resolve_dtype, resolve_loops, save, source_of, trained_loops
+from .loading import (
+    EMBEDDED,
+    Loaded,
+    Source,
+    insert_on_disk,
+    load,
+    model_hash,
+    resolve,
+    resolve_dtype,
+    resolve_loops,
+    save,
+    source_of,
+    trained_loops,
+)
 from .packing import PACKED_TYPES, check_packing
 from .passes import loop_passes
 from .replay import Arguments, Iterates, Recorded, Replay, Run

@@ -2,7 +2,8 @@
 
 The test is on paired losses: the candidate's at the one temperature at which it is foretold to do best, the leader's at its
 fitted one. Its null hypothesis is not "no worse than the leader" but "on the whole text within one paired standard error of
-the leader": what the whole text could not tell apart is not for a part of it to tell.
+the leader": what the whole text could not tell apart is not for a part of it to tell. Where only the best is sought, and one as good
+to within a tolerance does as well, it is "better than the leader by more than the tolerance" (an indifference zone, Bechhofer 1954).
 
 Some losses are known on the whole text: the unlooped model's, and those of candidates that were read to the end. Where a
 candidate does worse than the leader is largely where its neighbours do: so the difference is regressed on theirs, and what
@@ -40,11 +41,19 @@ class Race:
 
     error: float = 0.05
     """Probability, over all looks at one candidate, that it is dropped although the whole text would put it within one paired
-    standard error of the leader."""
+    standard error of the leader, or better than it by more than the tolerance."""
+    tolerance_nats: float | None = None
+    """The race keeps what is better than the leader by more than this; None: also what is within one paired standard error of it."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.error < 0.5:
             raise ValueError(f"race error {self.error} is not in (0, 0.5); give e.g. 0.02")
+        if self.tolerance_nats is not None and not 0.0 <= self.tolerance_nats < math.inf:
+            raise ValueError(f"race tolerance {self.tolerance_nats} is not a number of nats from 0; give e.g. 0.002")
+
+    def margin(self, standard_error: float) -> float:
+        """How far behind the leader a candidate must be shown to be: one standard error of the whole text, or less than not at all."""
+        return standard_error if self.tolerance_nats is None else -self.tolerance_nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +161,7 @@ def look(race: Race, candidate: Losses, leader: Losses, known: Losses, *, num_lo
         square += error**2
     # The spread where covariates were read as well: a spread from few losses with heavy tails is mostly too small.
     variance = max(float(differences.var(ddof=1)), float((own.slopes @ step.covariates).var()) + own.variance)
-    margin = math.sqrt(variance / positions)
+    margin = race.margin(math.sqrt(variance / positions))
     return Evidence(difference_nats=own.mean, standard_error_nats=math.sqrt(square), dropped=own.mean - reach > margin)
 
 

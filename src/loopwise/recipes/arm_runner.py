@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from ..decoding import DecodingRule, read_chat
-from ..evaluation import Parity, Ranks, check_parity, evaluate, parity_prompts, task_rule
+from ..evaluation import Parity, Ranks, check_decoding, evaluate, parity_prompts, start_vllm, task_rule
 from ..loops import Loop
 from ..models import Loaded, insert, load, remove
 from ..protocol import Plan, PlannedArm
+from ..serving import EngineGap, VllmHost
 from ..tasks import Task
 from .noise_floor import NOISE_FOLDER, arms_repeated, keep_noise_floor, other_batch_size
 from .trial_settings import Progress, TrialSettings
@@ -45,7 +46,9 @@ class ArmRunner:
         settings: TrialSettings,
         progress: Progress | None,
         ranks: Ranks | None = None,
+        host: VllmHost | None = None,
     ) -> None:
+        """``host`` keeps vLLM, where that answers, running from arm to arm."""
         self.out = out
         self.plan = plan
         self.tasks = tasks
@@ -53,7 +56,8 @@ class ArmRunner:
         self.settings = settings
         self.progress = progress
         self.ranks = ranks or Ranks()
-        self.parities: dict[tuple[bool, str], Parity] = {}
+        self.host = host or VllmHost()
+        self.parities: dict[tuple[bool, str], Parity | EngineGap] = {}
         self.done = 0.0
         self.total = sum(self.work(arm) for arm in plan.arms() if arm.applicable)
         repeated = arms_repeated(plan, deciding_twin(plan).name, deciding=settings.noise_floor, others=settings.noise_floor_of)
@@ -85,6 +89,7 @@ class ArmRunner:
                 batch_size=batch_size or self.plan.batch_size,
                 fixed_rows=self.settings.fixed_rows,
                 engine=self.settings.engine,
+                host=self.host,
                 arm=arm.name,
                 parity=self.parity(arm, task),
                 ranks=self.ranks,
@@ -103,7 +108,7 @@ class ArmRunner:
             thinking=self.settings.thinking,
         )
 
-    def parity(self, arm: PlannedArm, task: Task) -> Parity:
+    def parity(self, arm: PlannedArm, task: Task) -> Parity | EngineGap:
         """The check of this arm's model on this task's prompts: once for all its rules and budgets."""
         key = (arm.looped, task.name)
         if key not in self.parities:
@@ -119,10 +124,17 @@ class ArmRunner:
                 thinking = self.settings.thinking or task.thinking
                 asked = [item.asked(in_chat=chat.template is not None) for item in items]
                 prompts = [chat.encode(item.prompt, thinking=thinking) for item in asked]
-            self.parities[key] = check_parity(model, prompts)
+            vllm = None
+            if self.settings.engine == "vllm" and task.kind == "generate":
+                vllm = start_vllm(self.host, model, prompts, self.most_tokens(task), self.plan.batch_size)
+            self.parities[key] = check_decoding(model, prompts, vllm)
             if self.progress:
                 self.progress(label, 1.0, 1.0)
         return self.parities[key]
+
+    def most_tokens(self, task: Task) -> int:
+        """The largest budget of any arm."""
+        return max(dict(arm.budgets_tokens)[task.name] for arm in self.plan.arms() if arm.applicable)
 
     def report(self, share: float, part: float) -> None:
         if self.progress:

@@ -122,13 +122,21 @@ def place(model: str | Path, *, out: str | Path, settings: PlaceSettings | None 
             evaluations=settings.evaluations,
             dropped_counts=settings.races,
             name=name,
-            extra={"race_error": settings.race_error if settings.races else None},
+            extra=_race_settings(settings),
             progress=partial(say, f"{algorithm}, seed {seed}: {len(space):,} candidates by {objective.what}"),
         )
     if study:
         write_summary(out)
     found: Study = ranks.from_first(read_study(out) if study else None)  # another machine may not see the folder
     return found
+
+
+def _race_settings(settings: PlaceSettings) -> dict[str, Any]:
+    """What a search's header says of its race; a study of before there was a tolerance says nothing of one."""
+    if not settings.races:
+        return {"race_error": None}
+    tolerance = {} if settings.race_tolerance is None else {"race_tolerance_nats": settings.race_tolerance}
+    return {"race_error": settings.race_error, **tolerance}
 
 
 def study_header(source: Source, loaded: Loaded, mixture: TextMixture, settings: PlaceSettings) -> dict[str, Any]:
@@ -209,7 +217,7 @@ def _measuring(
     if isinstance(computer, GenericText):
         say(f"{type(loaded.model).__name__} does more than run its layers one after the other: nothing is shared", 1.0, 1.0)
     shape = read_shape(loaded.model.config.to_dict())
-    race = Race(error=settings.race_error) if settings.races else None
+    race = Race(error=settings.race_error, tolerance_nats=settings.race_tolerance) if settings.races else None
     scorer = TextScorer(computer, shape, race=race, with_kl=objective.measure == "text+kl")
     looked = partial(say, "a first look at all candidates")
     return lambda recorded: TextMeasurer(scorer, ranks, looked=looked, recorded=recorded), used_documents(mixture, documents)

@@ -80,6 +80,8 @@ class PlaceSettings:
     race: bool = True
     """Drop candidates by paired losses as the text is read; only under ``ppl_t``."""
     race_error: float = 0.05
+    race_tolerance: float | None = None
+    """Nats by which the best may be missed; None: the race keeps all that lie within one standard error of the best."""
     memory_gb: float = 2.0
     """What kept states and candidates at work may take, beside the model."""
     items: int = 64
@@ -103,7 +105,7 @@ class PlaceSettings:
             raise PlacementError(f"memory_gb is {self.memory_gb:g}; give the GB that may be taken, e.g. 2")
         check_whole("items", self.items, 1)
         if self.races:
-            Race(error=self.race_error)
+            Race(error=self.race_error, tolerance_nats=self.race_tolerance)
         if self.name is not None:
             check_search_name(self.name)
         if self.objective == "kl":

@@ -17,6 +17,7 @@ from ..loops import format_loops, parse_loops, with_passes
 from ..models import load, resolve, resolve_loops
 from ..protocol import Plan, PlannedArm, TrialError, Verdict
 from ..records import read_json, write_json
+from ..serving import VllmHost
 from ..tasks import Task, permit, tasks_named
 from ..training import MODEL_FOLDER
 from .arm_runner import ArmRunner, Pair
@@ -24,7 +25,7 @@ from .learning_files import read_result, read_set
 from .learning_members import LOOPED, TWIN
 from .learning_summary import shared_alarms
 from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, judge_set, read_before, set_plan_to_json
-from .trial import keep_plan, plan_trial
+from .trial import check_answering, keep_plan, plan_trial
 from .trial_settings import Progress, TrialSettings
 
 
@@ -65,6 +66,7 @@ def set_trial(
         task.load(settings.data, settings.limit)  # fails before a model is loaded
     tested = plan_members(folder, depths)
     source = resolve(_model_folder(tested, tested.named(LOOPED), tested.seeds[0]))
+    check_answering(settings, source, chosen)
     loops = resolve_loops(source, tested.named(LOOPED).loops)
     plan = replace(plan_trial(source, loops, chosen, budgets, settings), model=str(folder), seeds=tested.seeds)
     if before is not None:
@@ -195,18 +197,19 @@ class _Evaluating:
         queue = [(member, seed) for seed in self.tested.seeds for member in self.tested.members]
         work = [sum(self._work(arm) for arm in self._arms(member)) for member, _ in queue]
         done = 0.0
-        for (member, seed), share in zip(queue, work, strict=True):
-            self._member(member, seed, done, sum(work))
-            done += share
+        with VllmHost() as host:
+            for (member, seed), share in zip(queue, work, strict=True):
+                self._member(member, seed, done, sum(work), host)
+                done += share
 
-    def _member(self, member: TriedMember, seed: int, done: float, total: float) -> None:
+    def _member(self, member: TriedMember, seed: int, done: float, total: float, host: VllmHost) -> None:
         looped = member.loops != "none"
         source = _model_folder(self.tested, member, seed)
         loaded = load(source, loops=member.loops, dtype=self.settings.dtype, device=self.settings.device)
         loops = resolve_loops(resolve(source), member.loops)
         report = None if self.progress is None else partial(self._report, done, total)
         settings = replace(self.settings, seed=seed)
-        runner = ArmRunner(self.out, self.plan, self.tasks, Pair(loaded, loaded, loops), settings, report)
+        runner = ArmRunner(self.out, self.plan, self.tasks, Pair(loaded, loaded, loops), settings, report, host=host)
         for arm in self._arms(member):
             name = f"{member.name}-{arm.name.partition('-')[2]}"
             runner.run(replace(arm, name=name, looped=looped), folder=self.out / "runs" / member.name / name / f"seed-{seed}")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..cost import cost_of, read_shape
-from ..evaluation import Ranks, task_budget_tokens
+from ..evaluation import Ranks, check_vllm_way, task_budget_tokens
 from ..loops import Loop, format_loops
 from ..models import Source, load, resolve, resolve_loops, trained_loops
 from ..protocol import (
@@ -21,6 +21,7 @@ from ..protocol import (
     plan_to_json,
 )
 from ..records import read_json, write_json
+from ..serving import VllmHost
 from ..tasks import Task, permit, tasks_named
 from .arm_runner import ArmRunner, Pair, deciding_twin
 from .judging import judge_trial
@@ -96,6 +97,7 @@ def answer_trial(
     if not checked:
         raise TrialError(f"{model} has no loop; give loops, e.g. '10:14 x2'")
     _check_twin(source, twin)
+    check_answering(settings, source, chosen, ranks)
     plan = plan_trial(source, checked, chosen, budgets, settings)
     repeated = arms_repeated(plan, deciding_twin(plan).name, deciding=settings.noise_floor, others=settings.noise_floor_of)
     if ranks.rank == 0:
@@ -105,15 +107,30 @@ def answer_trial(
         progress = None
     looped = load(model, loops=checked, dtype=settings.dtype, device=settings.device)
     other = looped if twin is None else load(twin, loops="none", dtype=settings.dtype, device=settings.device)
-    runner = ArmRunner(out, plan, {task.name: task for task in chosen}, Pair(looped, other, checked), settings, progress, ranks)
-    del looped, other  # a larger model may need their memory
-    for arm in plan.arms():
-        if arm.applicable:
-            if arm.purpose == "larger model":
-                runner.take_larger_model()
-            runner.run(arm)
-            if arm.name in repeated:
-                runner.noise_floor(arm)
+    with VllmHost() as host:
+        pair = Pair(looped, other, checked)
+        del looped, other  # a larger model may need their memory
+        runner = ArmRunner(out, plan, {task.name: task for task in chosen}, pair, settings, progress, ranks, host)
+        del pair
+        for arm in sorted(plan.arms(), key=lambda arm: not arm.looped):  # vLLM starts anew for another model
+            if arm.applicable:
+                if arm.purpose == "larger model":
+                    runner.take_larger_model()
+                runner.run(arm)
+                if arm.name in repeated:
+                    runner.noise_floor(arm)
+
+
+def check_answering(settings: TrialSettings, source: Source, tasks: Sequence[Task], ranks: Ranks | None = None) -> None:
+    """Refuse an engine that cannot answer, before a model is loaded.
+
+    Raises:
+        As `loopwise.evaluation.check_vllm_way`; TrialError: no task with anything to decode.
+    """
+    if settings.engine == "vllm":
+        if all(task.kind != "generate" for task in tasks):
+            raise TrialError(f"engine 'vllm' has nothing to decode: {tasks[0].name} is answered by options; leave --engine out")
+        check_vllm_way(source, fixed_rows=settings.fixed_rows, num_ranks=ranks.size if ranks else 1)
 
 
 def _check_twin(source: Source, twin: str | Path | None) -> None:

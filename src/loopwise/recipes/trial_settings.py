@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..decoding import Engine
+from ..evaluation import EvaluationEngine
 from ..protocol import LargerModel
 
 Progress = Callable[[str, float, float], None]
@@ -51,8 +51,8 @@ class TrialSettings:
     batch_size: int = 16
     fixed_rows: bool = False
     """Keep every batch as it began; finished rows are carried along."""
-    engine: Engine = "eager"
-    """How steps run; see `loopwise.decoding.Engine`."""
+    engine: EvaluationEngine = "eager"
+    """How steps run, or who runs them; as for `loopwise.evaluation.evaluate`."""
     allow_code_execution: bool = False
     """Let tasks that need it run the code that the models write, behind walls."""
     dtype: str = "auto"

@@ -94,6 +94,12 @@ def warnings(view: View) -> tuple[str, ...]:
     if view.count("dropped"):
         shares = ", ".join(f"{number:,} at {share:.0%}" for share, number in view.dropped_at())
         found.append(f"Dropped candidates were read in part ({shares} of the text); their values are of that part.")
+    tolerances = {known_number(search.header.get("race_tolerance_nats")) for search in view.study.searches} - {None}
+    for tolerance in sorted(tolerances, key=str):
+        found.append(
+            f"A race sought the best alone, to {tolerance:g} nats: what it dropped may lie within one standard error of the best, and is "
+            "not among those that are counted there."
+        )
     if view.count("failed"):
         found.append(f"{view.count('failed'):,} candidates failed for a reason outside them; they are not ranked.")
     return tuple(found)

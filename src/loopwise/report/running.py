@@ -169,8 +169,8 @@ def parity_table(headers: Sequence[Header]) -> Table | None:
     return Table(
         name="table-parity",
         title="Parity check",
-        caption="Cached decoding against full recompute on the evaluation's own prompts: the largest difference of a logit, and the "
-        "tolerance that it had to keep.",
+        caption="Cached decoding against full recompute on the evaluation's own prompts: the largest difference of a logit (of a "
+        "log-probability where vLLM decoded), and the tolerance that it had to keep.",
         columns=columns(
             "Runs", "Compared", "dtype", "#Prompts (tokens)", "#New tokens", "#Max |Δ logit|", "#Tolerance", "#Other argmax", "Passed"
         ),
@@ -193,11 +193,18 @@ def _parity_row(headers: Sequence[Header], of: Sequence[Header]) -> Row:
         str(parity.get("dtype", UNKNOWN)),
         UNKNOWN if prompts is None else _value_text("prompts", prompts),
         _number(parity.get("new_tokens", parity.get("tokens"))),
-        _small(parity.get("max_abs_logit_difference")),
+        _difference(parity),
         tolerance + (f" ({tolerance_from})" if tolerance_from else ""),
         _number(parity.get("tokens_differing")),
         Cell(yes_no(ok if isinstance(ok, bool) else None), "" if ok else "loss", not ok),
     )
+
+
+def _difference(parity: Mapping[str, Any]) -> str:
+    """The largest difference of a logit, or where vLLM decoded, of a log-probability with the mean."""
+    if "max_abs_nats" not in parity:
+        return _small(parity.get("max_abs_logit_difference"))
+    return f"{_small(parity['max_abs_nats'])} nats, mean {_small(parity.get('mean_abs_nats'))}"
 
 
 def _small(value: Any) -> str:

@@ -3,5 +3,6 @@
 from .engine import Capacity, ServingError, VllmEngine, load_engine
 from .gap import EngineGap, measure_gap
 from .generate import generate
+from .host import VllmHost, check_vllm
 
-__all__ = ["Capacity", "EngineGap", "ServingError", "VllmEngine", "generate", "load_engine", "measure_gap"]
+__all__ = ["Capacity", "EngineGap", "ServingError", "VllmEngine", "VllmHost", "check_vllm", "generate", "load_engine", "measure_gap"]

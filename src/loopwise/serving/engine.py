@@ -101,7 +101,7 @@ def load_engine(
     if dtype not in ("auto", *DTYPES):
         raise ServingError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
     source = resolve(name)
-    _check_architecture(source)
+    check_architecture(source)
     if loops is None and (sidecar := read_sidecar(source.folder)):
         check_base(source.folder, sidecar)
     chosen = resolve_loops(source, loops)
@@ -140,7 +140,7 @@ def _check_numbers(**numbers: int | None) -> None:
             raise ServingError(f"{name} is {value!r}; give a whole number above 0")
 
 
-def _check_architecture(source: Source) -> None:
+def check_architecture(source: Source) -> None:
     """Refuse families without a looped class: vLLM would run them as plain models, and nobody would see it.
 
     Raises:

