@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -308,3 +309,35 @@ def test_importing_the_rooms_needs_numpy_only():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
+
+
+def test_student_over_training_runs_is_the_closed_form_and_covers_where_a_bootstrap_of_three_seeds_does_not() -> None:
+    draws = np.random.default_rng(0)
+    held = {"t": 0, "bootstrap": 0}
+    for _ in range(400):
+        seeds, items = draws.normal(size=(3, 1)), 2 * draws.normal(size=(1, 40))
+        array = seeds + items + 4 * draws.normal(size=(3, 40))
+        ours, theirs = (
+            stats.over_training_runs(array),
+            stats.macro_bootstrap([array], Bootstrap(resamples=300, resampling="items and seeds")),
+        )
+        held["t"] += ours.ci95[0] <= 0 <= ours.ci95[1]
+        held["bootstrap"] += theirs.ci95[0] <= 0 <= theirs.ci95[1]
+        assert (ours.p_value < 0.05) == (not ours.ci95[0] <= 0 <= ours.ci95[1])
+    assert held["t"] >= 376 > held["bootstrap"]  # 94 %
+    error = math.sqrt(array.mean(axis=1).var(ddof=1) / 3 + array.mean(axis=0).var(ddof=1) / 40)
+    assert ours.standard_error == pytest.approx(error) and ours.value == pytest.approx(array.mean())
+    assert ours.ci95[1] - ours.value == pytest.approx(4.302653 * error, rel=1e-6)  # t(0.975, 2)
+    assert ours.ci90[1] - ours.value == pytest.approx(2.919986 * error, rel=1e-6)
+    assert stats.mean_half_width([1.0, 2.0]) == pytest.approx(12.7062 * 0.5, rel=1e-4) and stats.mean_half_width([1.0]) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 1)])
+def test_student_needs_two_seeds_and_two_items(shape: tuple[int, int]) -> None:
+    with pytest.raises(StatsError, match="needs at least two of each"):
+        stats.over_training_runs(np.zeros(shape))
+
+
+def test_runs_that_never_differ_show_nothing_and_ones_that_always_differ_alike_do() -> None:
+    assert stats.over_training_runs(np.zeros((2, 4))).p_value == 1.0
+    assert stats.over_training_runs(np.ones((2, 4))).p_value == 0.0

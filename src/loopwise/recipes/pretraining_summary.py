@@ -47,7 +47,7 @@ class RowSummary:
     difference_nats: float | None = None
     """Loss less the reference's, paired by seed and held-out sequence; below 0 is better."""
     difference_ci95: tuple[float, float] | None = None
-    """Paired bootstrap over held-out sequences, and over seeds where there are two or more."""
+    """Student's t over seeds, with chance in the held-out sequences; of one seed a paired bootstrap over sequences alone."""
     p_value: float | None = None
     """Holm-adjusted over the rows of a reference."""
     published: dict[str, float] | None = None
@@ -117,7 +117,7 @@ def _summary(
         failed_seeds=failed,
         num_parameters=first["num_parameters"],
         loss_nats=mean,
-        loss_half_width_nats=_half_width(means),
+        loss_half_width_nats=stats.mean_half_width(means),
         loss_by_seed_nats=tuple(means),
         perplexity=math.exp(mean) if mean < 700 else math.inf,
         flops_per_token=first["depths"][depth]["flops_per_token"],
@@ -128,8 +128,7 @@ def _summary(
     if reference is None or not theirs:
         return summary
     paired = np.stack([losses[seed] - _losses(next(iter(run["depths"].values()))) for seed, run in theirs.items()])
-    resampling: stats.Resampling = "items and seeds" if len(paired) > 1 else "items"
-    found = stats.macro_bootstrap([paired], stats.Bootstrap(resampling=resampling))
+    found = stats.over_training_runs(paired) if len(paired) > 1 else stats.macro_bootstrap([paired])
     return replace(summary, reference=reference.name, difference_nats=found.value, difference_ci95=found.ci95, p_value=found.p_value)
 
 
@@ -144,14 +143,6 @@ def _losses(depth: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
         raise TrainingError("held-out sequences have unequally many targets; measure without document masks")
     found: np.ndarray[Any, np.dtype[np.float64]] = sums / targets
     return found
-
-
-def _half_width(means: Sequence[float]) -> float | None:
-    if len(means) < 2:
-        return None
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
 def _with_holm(rows: Sequence[RowSummary]) -> tuple[RowSummary, ...]:
@@ -177,8 +168,8 @@ def report(table: PretrainingTable, rows: Sequence[RowSummary]) -> str:
     unit = "" if least is None else f" Training FLOPs are relative to the smallest run's, {least:.3g}."
     notes = [
         f"Loss: mean over seeds on the same held-out sequences, with the 95 % interval over seeds (t).{unit}",
-        f"Differences in milli-nats to {', '.join(references)}, paired by seed and sequence, with 95 % bootstrap intervals; below 0 is "
-        "better; p adjusted by Holm."
+        f"Differences in milli-nats to {', '.join(references)}, paired by seed and sequence, with 95 % intervals over both (t; of one "
+        "seed a bootstrap over sequences); below 0 is better; p adjusted by Holm."
         if references
         else "No row is a reference here.",
     ]

@@ -27,6 +27,7 @@ from .effects import (
 )
 from .exact import holm, mcnemar_exact, sign_floor
 from .planning import smallest_gain, smallest_one_sided
+from .student import mean_half_width, over_training_runs
 
 __all__ = [
     "Bootstrap",
@@ -44,6 +45,8 @@ __all__ = [
     "macro_bootstrap",
     "macro_mean",
     "mcnemar_exact",
+    "mean_half_width",
+    "over_training_runs",
     "per_seed",
     "percentile_interval",
     "planned_standard_error",

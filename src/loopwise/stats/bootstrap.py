@@ -50,13 +50,13 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A statistic with its bootstrap uncertainty, in the unit of the arrays."""
+    """A statistic with its uncertainty, in the unit of the arrays."""
 
     value: float
     ci95: tuple[float, float]
     ci90: tuple[float, float]
     p_value: float
-    """Two-sided against zero, at least 2 / (resamples + 1)."""
+    """Two-sided against zero; a bootstrap's is at least 2 / (resamples + 1)."""
     standard_error: float
 
 
