@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loopwise.cli import main
-from loopwise.protocol import BeforeAfter, Bootstrap, TrialError, before_after, judge_before_after
+from loopwise.protocol import BeforeAfter, Bootstrap, TrialError, before_after, compare, judge_before_after
 from loopwise.protocol.arms import Arm, TaskTable
 from loopwise.protocol.post_training import corrected
 from loopwise.protocol.words import p_text
@@ -199,6 +199,63 @@ def test_runs_and_plain_records_give_what_arms_give(headers: bool) -> None:
     found = judge_before_after(looped=looped, twin=twin, looped_before=looped_before, twin_before=twin_before, bootstrap=QUICK)
     expected = judged(arms)
     assert (found.delta_points, found.ci95, found.p_value) == (expected.delta_points, expected.ci95, expected.p_value)
+
+
+def _told(runs: Sequence[Run], **facts: Any) -> list[Run]:
+    """The same runs whose headers say more, or whose lines do where there is no header."""
+    return [
+        replace(run, header=run.header | facts)
+        if run.header
+        else replace(run, records=tuple(replace(record, extra=record.extra | facts) for record in run.records))
+        for run in runs
+    ]
+
+
+def _judged_runs(after: tuple[list[Run], list[Run]], before: tuple[list[Run], list[Run]]) -> BeforeAfter:
+    return judge_before_after(looped=after[0], twin=after[1], looped_before=before[0], twin_before=before[1], bootstrap=QUICK)
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_other_questions_of_the_same_names_are_refused(headers: bool) -> None:
+    arms = drawn(PAPER, np.random.default_rng(7), items=20)
+    looped_before, twin_before, looped, twin = (_runs(arms, name, headers=headers) for name in NAMES)
+    names = ("items_hash",) if headers else ("items_hash", "prompt_hash")
+    for name in names:
+        one, other = {name: "one"}, {name: "other"}
+        after = _told(looped, **one), _told(twin, **one)
+        _judged_runs(after, (_told(looped_before, **one), _told(twin_before, **one)))
+        _judged_runs(after, (looped_before, twin_before))  # nobody says what these were asked
+        for before in (
+            (_told(looped_before, **other), _told(twin_before, **other)),
+            (_told(looped_before, **one), _told(twin_before, **other)),
+        ):
+            with pytest.raises(TrialError, match=rf"asked .*\({name} one and other\)") as raised:
+                _judged_runs(after, before)
+            assert "\n" not in str(raised.value)
+    changed = [*_told(looped[:1], items_hash="one"), *_told(looped[1:], items_hash="other")]
+    with pytest.raises(TrialError, match="ladder was asked otherwise in looped after, seed 1 than in looped after, seed 0"):
+        _judged_runs((changed, twin), (looped_before, twin_before))
+
+
+def test_twins_that_were_asked_otherwise_are_refused() -> None:
+    arms = drawn(PAPER, np.random.default_rng(8), items=20)
+    looped, twin = (_runs(arms, name) for name in NAMES[2:])
+    compare(_told(looped, items_hash="one"), _told(twin, items_hash="one"))
+    with pytest.raises(TrialError, match=r"items_hash one and other.*; equal parameters need the same"):
+        compare(_told(looped, items_hash="one"), _told(twin, items_hash="other"))
+
+
+def test_what_else_differs_between_the_times_is_a_note() -> None:
+    arms = drawn(PAPER, np.random.default_rng(9), items=20)
+    looped_before, twin_before, looped, twin = (_runs(arms, name) for name in NAMES)
+    assert _judged_runs((looped, twin), (looped_before, twin_before)).notes == ()
+    after = [_told(runs, dtype="float32", versions={"torch": "2"}, engine="eager") for runs in (looped, twin)]
+    before = [_told(runs, dtype="bfloat16", versions={"torch": "1"}) for runs in (looped_before, twin_before)]
+    (note,) = _judged_runs((after[0], after[1]), (before[0], before[1])).notes
+    assert "dtype (bfloat16, then float32)" in note and "engine" not in note  # the runs before do not say theirs
+    only_one_seed = [looped_before[0], *_told(looped_before[1:], batch_size=2)]
+    (note,) = _judged_runs((looped, twin), (only_one_seed, twin_before)).notes
+    assert "batch_size (16/2, then 16)" in note
 
 
 def test_judge_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

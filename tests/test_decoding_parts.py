@@ -122,6 +122,11 @@ def chat_of(template: str | None, *, tags: bool = True):
     return read_chat(tiny_model("llama"), char_tokenizer(template, tags=tags))
 
 
+def test_a_template_that_writes_the_date_asks_alike_on_every_day():
+    dated = "{{ 'Today: ' + strftime_now('%d %b %Y') + ' ' }}" + CHAT
+    assert chat_of(dated).render("hi").startswith("Today: 1 January 2025 ")
+
+
 def test_templates_and_modes():
     asked = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
     assert chat_of(CHAT).render("Q") == chat_of(CHAT).render("Q", thinking=True) == asked

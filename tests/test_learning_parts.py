@@ -39,9 +39,10 @@ from loopwise.training import (
     save_adapter,
     step_flops,
 )
+from loopwise.training.adapters import lora_targets
 from loopwise.training.anchored import _reward
 from loopwise.training.divergences import gold_log_probabilities, summed_kl
-from tiny import tiny_model, tokens
+from tiny import FAMILIES, tiny_model, tokens
 
 # --- passes by step ----------------------------------------------------------------------------------------------------
 
@@ -267,6 +268,7 @@ def test_anchored_depth_minimises_what_its_text_says(passes: int) -> None:
 
 # --- adapters ----------------------------------------------------------------------------------------------------------
 
+TABLES = ("transformer.wte", "transformer.wpe")
 THREE = pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_5"])
 
 
@@ -329,6 +331,26 @@ def test_adapters_that_cannot_be_are_refused() -> None:
         add_lora(model, LoraSettings(), seed=0)
     with pytest.raises(TrainingError, match=r"bfloat16, in which"):
         merge(model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
+def test_experts_that_adapters_do_not_reach_are_refused_by_name(family: str) -> None:
+    model = tiny_model(family)
+    with pytest.raises(
+        TrainingError, match=r"keeps model\.layers\.\d\.mlp\.experts\.gate_up_proj \[4, 32, 32\] outside of linear"
+    ) as raised:
+        add_lora(model, LoraSettings(rank=2), seed=0)
+    assert "\n" not in str(raised.value) and adapter_of(model) is None
+    add_lora(model, LoraSettings(rank=2, targets=("q_proj", "v_proj")), seed=0)  # who names modules knows what is left out
+    assert {name.split(".")[-1] for name, module in model.named_modules() if hasattr(module, "lora_A")} == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"qwen3_moe", "qwen3_5_moe"}))
+def test_adapters_reach_every_matrix_of_a_dense_models_layers(family: str) -> None:
+    model = tiny_model(family)
+    names = lora_targets(model, LoraSettings())
+    matrices = {name.removesuffix(".weight") for name, one in model.named_parameters() if one.dim() == 2}
+    assert matrices - set(names) <= {name for name, module in model.named_modules() if "embed" in name or name in ("lm_head", *TABLES)}
 
 
 def test_a_tied_head_gets_no_adapter_and_merging_leaves_it_tied() -> None:

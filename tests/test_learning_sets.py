@@ -23,7 +23,7 @@ from loopwise.recipes.learning_files import hold, read_result, read_set
 from loopwise.recipes.learning_guesses import guesses
 from loopwise.recipes.learning_members import Controls
 from loopwise.recipes.learning_recipes import RECIPES, expected_passes
-from loopwise.recipes.learning_set import LearningSet, estimate_set, plan_set
+from loopwise.recipes.learning_set import LearningSet, bind_set, estimate_set, plan_set
 from loopwise.recipes.learning_summary import MemberSummary, summarise_set
 from loopwise.training import DivergedError, PassSchedule, TrainingError, read_metrics
 from training_cases import KillAfter, Killed, Silent, write_text_shards
@@ -151,7 +151,8 @@ def test_what_the_machine_fails_at_is_tried_again(model: Path, data: Path, tmp_p
     assert summarise_set(tmp_path)[0].seeds == (0,)
 
 
-def test_a_run_that_another_process_is_at_is_passed_over(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_that_another_process_is_at_is_passed_over(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwise.recipes.learning_equal.seconds_per_step", lambda folder: 0.3 if folder.parent.name == "looped" else 0.2)
     chosen = tiny_set(model, data, tmp_path, controls=Controls(names=("equal-flops",), equal="measured"))
     handle = hold(tmp_path / "twin" / "seed-0.lock", wait=False)
     assert learn(chosen) == ("twin/seed-0", "equal-flops/seed-0")  # the second waits for the first one's time
@@ -160,7 +161,30 @@ def test_a_run_that_another_process_is_at_is_passed_over(model: Path, data: Path
     assert learn(chosen) == ()
     ratio = json.loads((tmp_path / "equal.json").read_text())["ratio"]
     steps = {row.name: row.num_steps for row in summarise_set(tmp_path)}
-    assert steps["equal-flops"] == max(1, round(ratio * (steps["looped"] or 0)))
+    assert ratio == pytest.approx(1.5) and steps["equal-flops"] == round(ratio * (steps["looped"] or 0))
+
+
+def test_a_control_shorter_than_the_twin_is_left_out_with_its_reason(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwise.recipes.learning_equal.seconds_per_step", lambda folder: 0.2 if folder.parent.name == "looped" else 0.3)
+    chosen = tiny_set(model, data, tmp_path, controls=Controls(names=("equal-flops", "relocated"), equal="measured"))
+    assert learn(chosen) == () and learn(chosen) == ()
+    found = {row.name: row for row in summarise_set(tmp_path)}
+    reason = "equal-flops: the looped model took 0.2 seconds per step, no more than its twin's 0.3, so no longer training of the twin"
+    assert found["equal-flops"].failed[0].startswith(reason) and found["equal-flops"].num_steps is None
+    assert found["twin"].seeds == found["relocated"].seeds == (0,) and reason in (tmp_path / "report.md").read_text()
+
+
+def test_how_time_is_made_equal_binds_only_calls_with_that_control(model: Path, data: Path, tmp_path: Path) -> None:
+    def planned(*names: str, **how: Any) -> None:
+        bind_set(plan_set(tiny_set(model, data, tmp_path, controls=Controls(names=names, **how))), {})
+
+    planned()
+    planned("equal-flops", equal="measured")
+    planned("relocated")
+    with pytest.raises(TrainingError, match=r"holds a set with another equal \(measured, now counted\)"):
+        planned("equal-flops")
 
 
 def test_other_batches_or_first_weights_raise_an_alarm(model: Path, data: Path, tmp_path: Path) -> None:

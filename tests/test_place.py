@@ -287,6 +287,7 @@ def test_the_divergence_chooses_among_windows_of_one_width_at_mid_depth(made: Pa
         ({"name": ".."}, "'..' is no name for a search's folder"),
         ({"race_error": 2.0}, "race error 2.0"),
         ({"race_tolerance": -1.0}, "race tolerance -1.0"),
+        ({"race_tolerance": 0.1, "race": False}, "race_tolerance is 0.1, and nothing races here"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_birth(changes: dict[str, Any], message: str) -> None:

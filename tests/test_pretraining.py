@@ -15,52 +15,19 @@ import pytest
 
 from loopwise.cli import main
 from loopwise.cost import cost_of, read_shape
-from loopwise.nets import Recurrence
-from loopwise.recipes.pretraining import Budget, PretrainingTable, Row
-from loopwise.recipes.pretraining_runs import LOSSES_FILE, TableRun, run_table
+from loopwise.recipes.pretraining import PretrainingTable
+from loopwise.recipes.pretraining_runs import LOSSES_FILE, run_table
 from loopwise.recipes.pretraining_summary import RowSummary, summarise
 from loopwise.recipes.pretraining_tables import TABLES, pretraining_table
-from loopwise.training import Execution, TrainingError, held_out_loss, read_metrics, row_losses
+from loopwise.training import TrainingError, held_out_loss, read_metrics, row_losses
 from loopwise.training.saving import lock
+from pretraining_cases import TABLE, run_of, tiny_row
 from training_cases import write_text_shards
-
-TINY = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-TINY |= dict(value_embedding_channels=8)
-BUDGET = Budget(tokens=512, batch_tokens=128, sequence_tokens=32)
-OPTIONS: dict[str, Any] = dict(learning_rate=2e-2)
-
-
-def tiny_row(name: str, **more: Any) -> Row:
-    network = more.pop("network", "prenorm-nano")
-    changes = {**TINY, "num_loops": 2, **more.pop("changes", {})}
-    return Row(name=name, label=name, network=network, changes=changes, budget=BUDGET, **{"optimization": OPTIONS, **more})
-
-
-DENSE = dict(num_loops=1)
-SPAN = dict(loop_start=1, loop_stop=2, operator="damped", beta=0.5)
-TABLE = PretrainingTable(
-    name="tiny",
-    source="none",
-    scale="nano",
-    text="made",
-    rows=(
-        tiny_row("dense", changes=DENSE),
-        tiny_row("sw", network="arloop-sw-nano"),
-        tiny_row("added", changes=SPAN, begins_with="dense"),
-        tiny_row("drawn", recurrence=Recurrence(kind="uniform", least=1, most=3), test_loops=(2, 1)),
-    ),
-    references={None: "dense"},
-)
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_shards(tmp_path_factory.mktemp("shards"))
-
-
-def run_of(shards: Path, out: Path, **more: Any) -> TableRun:
-    execution = Execution(device="cpu", checkpoint_every_steps=2)
-    return TableRun(folders=(shards,), out=out, execution=execution, **{"held_out_tokens": 512, "seeds": (0, 1), **more})
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +67,11 @@ def test_the_tables_hold_what_the_papers_print() -> None:
     assert perplexities("arloop-table-15") == [16.07, 16.69, 16.52, 12.01, 12.33, 12.36]
     assert len(perplexities("arloop-table-1")) == 25 and len(perplexities("arloop-table-2")) == 15
     assert pretraining_table("arloop-table-1").row("parcae-140m-r5").published == {"perplexity": 15.96}
+    assert [row.name for row in pretraining_table("arloop-table-2").rows if "perplexity" not in row.published] == [
+        "prenorm-140m-r1",
+        "arloop-full-140m-r1",
+    ]
+    assert pretraining_table("arloop-table-2").row("arloop-full-140m-r1").published == {"accuracy_percent": 41.82}  # Table 8
     assert pretraining_table("arloop-table-2").row("arloop-sw-370m-r3").published == {"perplexity": 12.17, "accuracy_percent": 50.67}
 
 
@@ -223,6 +195,17 @@ def test_a_row_that_diverges_is_told_and_the_others_go_on(shards: Path, tmp_path
     rows = summarise(wild, tmp_path)
     assert rows[0].failed_seeds == (0,) and rows[0].loss_nats is None and rows[1].loss_nats
     assert "1 diverged" in (tmp_path / "report.md").read_text()
+
+
+def test_what_begins_with_a_row_that_diverged_is_told_counted_and_passed_over(shards: Path, tmp_path: Path) -> None:
+    wild = tiny_row("wild", changes=dict(num_loops=1), optimization=dict(learning_rate=1e30))
+    rows = (wild, tiny_row("after", begins_with="wild"), TABLE.rows[0])
+    told: list[str] = []
+    assert run_table(replace(TABLE, rows=rows), run_of(shards, tmp_path, seeds=(0,)), note=told.append) == ()
+    assert any("after, seed 0: wild, which it begins with, failed" in one for one in told)
+    after, dense = summarise(replace(TABLE, rows=rows), tmp_path)[1:]
+    assert after.failed_seeds == (0,) and after.loss_nats is None and dense.loss_nats
+    assert (tmp_path / "report.md").read_text().count("1 diverged") == 2
 
 
 def test_only_some_rows_and_those_that_they_begin_with() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learning_sets import chat_model, chats, tiny_set
+from learning_sets import LOOPS, chat_model, chats, tiny_set
 from loopwise.cli import main
 from loopwise.protocol import TrialError, plan_from_json
 from loopwise.recipes.learning import learn
 from loopwise.recipes.learning_members import Controls
 from loopwise.recipes.set_before_after import check_before
 from loopwise.recipes.set_trial import set_trial
+from loopwise.recipes.trial import trial
 from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import read_records
 
@@ -104,3 +106,86 @@ def test_the_trial_before_must_be_finished_and_of_the_same_items(chained: Path, 
     with pytest.raises(SystemExit):
         main(["trial", "smollm2", "--out", str(tmp_path / "y"), "--before", str(before)])
     assert "--before is for the folder of a set" in capsys.readouterr().err
+
+
+def gsm8k(file: Path, question: str, shift: int = 0) -> Path:
+    rows = [{"question": question.format(n), "answer": f"x #### {(n + shift) % 4}"} for n in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def on_gsm8k(chained: Path) -> dict[str, Any]:
+    """How the trial before was made, on problems that are named by their places alone."""
+    settings = replace(TRIAL["settings"], data=gsm8k(chained / "gsm8k.jsonl", "What is {} and one more?"))
+    trial: dict[str, Any] = dict(tasks=("gsm8k",), budgets=(4,), depths=(2,), settings=settings)
+    set_trial(chained / "first", out=chained / "before-gsm8k", **trial)
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("question", "shift", "words"),
+    [
+        ("How many cats sit, {0} or {0}?", 1, "has the reference answer"),
+        (
+            "How many birds fly, {0} or {0}?",
+            0,
+            "gsm8k was asked otherwise in this trial than in .* by questions",
+        ),
+    ],
+)
+def test_other_questions_are_refused_before_any_is_asked(
+    chained: Path, on_gsm8k: dict[str, Any], tmp_path: Path, question: str, shift: int, words: str
+) -> None:
+    other = replace(on_gsm8k["settings"], data=gsm8k(tmp_path / "gsm8k.jsonl", question, shift))
+    with pytest.raises(TrialError, match=words) as raised:
+        set_trial(chained / "second", out=tmp_path / "x", before=chained / "before-gsm8k", **on_gsm8k | {"settings": other})
+    assert "\n" not in str(raised.value) and "leave --before out" in str(raised.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_another_template_is_refused_before_it_is_asked(chained: Path, on_gsm8k: dict[str, Any], tmp_path: Path) -> None:
+    changed = []
+    for file in (chained / "second").rglob("chat_template.jinja"):
+        changed.append((file, file.read_text()))
+        file.write_text("Hello. " + file.read_text())
+    assert changed
+    try:
+        with pytest.raises(TrialError, match="asked otherwise"):
+            set_trial(chained / "second", out=tmp_path / "x", before=chained / "before-gsm8k", **on_gsm8k)
+    finally:
+        for file, text in changed:
+            file.write_text(text)
+    assert not (tmp_path / "x").exists()
+
+
+def test_other_precision_is_noted_and_a_changed_trial_before_leaves_all_else(
+    chained: Path, on_gsm8k: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, before = tmp_path / "after", tmp_path / "before"
+    shutil.copytree(chained / "before-gsm8k", before)
+    otherwise = replace(on_gsm8k["settings"], dtype="bf16")
+    set_trial(chained / "second", out=out, before=before, **on_gsm8k | {"settings": otherwise})
+    rows = json.loads((out / "set_verdict.json").read_text())["before_after"]
+    note = "before and after ran with different dtype (float32, then bfloat16)"
+    assert all(note in row["contrast"]["notes"][0] for row in rows)
+    assert (out / "set_report.md").read_text().count(note) == 1
+    for header in (before / "runs").rglob("header.json"):
+        header.write_text(json.dumps(json.loads(header.read_text()) | {"items_hash": "changed"}))
+    for written in ("set_report.md", "set_verdict.json", "verdict.json"):
+        (out / written).unlink()
+    with pytest.raises(SystemExit):
+        main(["report", str(out)])
+    assert "before and after were not judged" in capsys.readouterr().err
+    assert "Not judged: gsm8k was asked otherwise" in (out / "set_report.md").read_text() and (out / "verdict.json").exists()
+    values = json.loads((out / "set_verdict.json").read_text())
+    assert values["before_after"] == [] and "asked otherwise" in values["before_after_fault"]
+
+
+def test_a_twin_with_another_template_is_refused_before_anything_is_evaluated(tmp_path: Path) -> None:
+    model, twin = chat_model(tmp_path / "model"), chat_model(tmp_path / "twin")
+    template = next(twin.rglob("chat_template.jinja"))
+    template.write_text("Hello. " + template.read_text())
+    with pytest.raises(TrialError, match="ladder: the twin's tokenizer or chat template is not the looped model's"):
+        trial(model, out=tmp_path / "x", loops=LOOPS, twin=twin, tasks=("ladder",), budgets=(4,), settings=TRIAL["settings"])
+    assert not list((tmp_path / "x").rglob("records.jsonl"))

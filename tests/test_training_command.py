@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -121,7 +122,13 @@ def test_an_estimate_is_printed_and_nothing_is_made(shards: Path, tmp_path: Path
         (["--data", "/nowhere"], "/nowhere"),
         (["--held-out", "/nowhere"], "/nowhere"),
         (["--mixture", "soup"], "no mixture is called 'soup'"),
-        (["--set", "vocab_size=100"], "vocabulary of 100"),
+        (["--set", "vocab_size=100"], "257 token ids, too many for a vocabulary of 100"),
+        (["--set", "vocab_size=256"], "257 token ids, too many for a vocabulary of 256"),
+        (["--set", "rms_norm_eps=abc"], "rms_norm_eps is 'abc'; give a finite number"),
+        (["--recurrence-mean", "0"], "with mean 0.0"),
+        (["--recurrence-mean", "inf"], "with mean inf"),
+        (["--recurrence-most", "0"], "from 1 to 0; give 1 <= least <= most"),
+        (["--recurrence", "uniform", "--recurrence-mean", "2"], "recurrence uniform has no mean"),
         (["--fsdp"], "start it with torchrun"),
     ],
 )
@@ -146,6 +153,14 @@ def test_held_out_text_is_checked_before_training(shards: Path, tmp_path: Path, 
     index.write_text(index.read_text(encoding="utf-8").replace('"sha256": "', '"sha256": "0'), encoding="utf-8")
     status, _, errors = run(capsys, *given)
     assert status == 1 and "was made with another tokenizer than" in errors and not (tmp_path / "out").exists()
+
+
+def test_measurements_of_text_that_is_not_there_are_refused(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(shards, bare, ignore=shutil.ignore_patterns("heldout"))
+    status, _, errors = run(capsys, *arguments(bare, tmp_path / "out", "--evaluate-every", "1"))
+    assert status == 1 and "evaluate_every_steps is 1, and" in errors and "give --held-out" in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_run_is_refused(shards: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

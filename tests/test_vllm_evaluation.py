@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from likelihood_rows import write_rows
 from loopwise.cli import main
 from loopwise.decoding import DecodingRule
 from loopwise.evaluation import ParityError, check_vllm_way
+from loopwise.evaluation.engines import parity_json
 from loopwise.models import ModelError, load, loops_of, save
 from loopwise.protocol import TrialError
+from loopwise.recipes import arm_runner
 from loopwise.recipes.trial import trial
+from loopwise.recipes.trial_estimate import Known, estimate_trial
 from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import Record, read_run
-from loopwise.serving import ServingError, VllmEngine, VllmHost
+from loopwise.serving import EngineGap, ServingError, VllmEngine, VllmHost
 from test_evaluation import make_task
 from tiny import tiny_model, tiny_tokenizer
 
@@ -112,6 +116,35 @@ def test_a_host_keeps_its_engine_while_model_loops_and_room_stay(folder: Path, s
     assert not started[-1].llm.running and started[-1].max_tokens == started[2].max_tokens
 
 
+def test_another_checkpoint_in_the_same_folder_starts_another_engine(folder: Path, started: list[VllmEngine]) -> None:
+    with VllmHost() as host:
+        for seed in (0, 1):
+            save(tiny_model("llama", seed=seed), TOKENIZER, folder)
+            model = load(folder).model
+            run = loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", host=host)
+            assert alike(run.records) == alike(loopwise.evaluate(model, TOKENIZER, make_task()).records)
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("mean", "to_plain", "ok"),
+    [(0.03, None, True), (0.11, None, False), (math.nan, None, False), (0.03, 0.04, True), (0.03, 0.02, False), (0.2, 2.0, False)],
+)
+def test_in_half_precision_a_gap_is_small_and_smaller_than_to_the_plain_model(mean: float, to_plain: float | None, ok: bool) -> None:
+    gap = EngineGap(
+        dtype="bfloat16",
+        model_dtype="bfloat16",
+        prompt_tokens=(4,),
+        new_tokens=64,
+        mean_abs_nats=mean,
+        max_abs_nats=9.0,
+        tokens_differing=1,
+        mean_abs_nats_to_plain=to_plain,
+        seconds=0.0,
+    )
+    assert gap.ok is ok and parity_json(gap)["ok"] is ok and parity_json(gap)["tolerance_from"] == "of the mean"
+
+
 def test_an_engine_that_runs_another_model_is_refused(folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     real = ModelLLM.next
 
@@ -135,7 +168,7 @@ def test_what_vllm_cannot_be_asked_for_is_refused_before_it_starts(
     with pytest.raises(ServingError, match="leave --fixed-rows out"):
         ask(model, fixed_rows=True)
     with pytest.raises(ServingError, match="in 2 processes: it spreads over devices by itself"):
-        check_vllm_way(None, fixed_rows=False, num_ranks=2)
+        check_vllm_way([], fixed_rows=False, num_ranks=2)
     with pytest.raises(ValueError, match="engine 'fast' is unknown; use eager, static, compiled, vllm"):
         ask(model, engine="fast")
     with pytest.raises(ServingError, match="never loaded from some, or was changed in memory"):
@@ -173,6 +206,44 @@ def test_a_trial_asks_vllm_for_both_models_one_after_the_other(folder: Path, sta
     write_rows(where, "sciq")
     with pytest.raises(TrialError, match="engine 'vllm' has nothing to decode: lm-eval:sciq"):
         trial(folder, loops=LOOPS, tasks=("lm-eval:sciq",), out=where / "none", settings=replace(ways["vllm"], data=where))
+
+
+def test_every_model_of_a_trial_must_be_one_that_vllm_loops_and_a_plan_knows_vllms_speed_alone(
+    folder: Path, started: list[VllmEngine]
+) -> None:
+    other, settings = folder.parent / "gemma", TrialSettings(rules=("plain",), limit=3, engine="vllm")
+    save(tiny_model("gemma3", num_hidden_layers=12, layer_types=["full_attention"] * 12), TOKENIZER, other)
+    asked: dict[str, Any] = dict(loops=LOOPS, tasks=("ladder",), budgets=(4,), out=folder.parent / "trial")
+    with pytest.raises(ModelError, match="gemma"):
+        trial(folder, twin=other, settings=settings, **asked)
+    with pytest.raises(ModelError, match="gemma"):
+        trial(folder, settings=replace(settings, larger_model=other), **asked)
+    assert not started and not (folder.parent / "trial").exists()
+    with pytest.raises(TrialError, match="a probe decodes eagerly and says nothing of engine 'vllm'"):
+        estimate_trial(folder, settings=settings, known=Known(probe=True), **asked)
+    trial(folder, settings=replace(settings, engine="eager"), **asked)
+    asked.pop("out")
+    ways = {engine: replace(settings, engine=engine) for engine in ("eager", "vllm")}  # type: ignore[arg-type]
+    known = Known(prior=(folder.parent / "trial",))
+    plans = {name: estimate_trial(folder, out=folder.parent / "new", settings=way, known=known, **asked) for name, way in ways.items()}
+    assert plans["eager"].throughput is not None and plans["vllm"].throughput is None
+
+
+def test_the_next_model_is_loaded_when_the_engine_before_has_stopped(
+    folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    larger = folder.parent / "larger"
+    save(tiny_model("llama", num_hidden_layers=9), TOKENIZER, larger)
+    real, loaded = arm_runner.load, []
+
+    def spy(name: Any, **more: Any) -> Any:
+        loaded.append((name, [engine.llm.running for engine in started]))
+        return real(name, **more)
+
+    monkeypatch.setattr(arm_runner, "load", spy)
+    settings = TrialSettings(rules=("plain",), limit=3, engine="vllm", larger_model=larger)
+    trial(folder, loops=LOOPS, tasks=("ladder",), budgets=(4,), out=folder.parent / "trial", settings=settings)
+    assert loaded == [(larger, [False, False])] and len(started) == 3
 
 
 def test_the_command_says_how_near_vllm_is(folder: Path, started: list[VllmEngine], capsys: pytest.CaptureFixture[str]) -> None:

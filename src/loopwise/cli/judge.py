@@ -98,7 +98,8 @@ class Command:
             return
         print(summary(verdict, self.out))
         if change:
-            print("\n" + "\n".join(["BEFORE AND AFTER", *textwrap.wrap(change.statement, 110)]))
+            lines = [line for text in (change.statement, *map(_note, change.notes)) for line in textwrap.wrap(text, 110)]
+            print("\n" + "\n".join(["BEFORE AND AFTER", *lines]))
 
     def _choice(self) -> ResultsChoice:
         return ResultsChoice(task=self.task_name, metrics=self.metric, filters=self.filter)
@@ -117,3 +118,7 @@ class Command:
             alpha=self.alpha,
             bootstrap=bootstrap,
         )
+
+
+def _note(text: str) -> str:
+    return f"Note: {text}"

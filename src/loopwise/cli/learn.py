@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import tyro
 
 from .console import Progress, UsageError, print_json, save_config, table
 from .data_progress import RowsProgress
+from .losses import refuse_given
 from .train import is_first, parse_count, resolved_dtype
 from .training_line import TrainingLine
 
@@ -113,6 +114,8 @@ class Command:
 
         recipe, scale = recipe_named(self.recipe), check_scale(self.scale)
         if not self.data:
+            others = {field.name for field in fields(self)} - {"recipe", "scale", "json"}
+            refuse_given(self, others, "does nothing without --data; give --data too, or leave it out")
             self._describe(scale)
             return
         from ..recipes.learning_set import plan_set
@@ -137,7 +140,7 @@ class Command:
 
         from ..recipes.learning_data import LearningData
         from ..recipes.learning_members import Controls
-        from ..recipes.learning_recipes import Rows, tuned, with_rank
+        from ..recipes.learning_recipes import tuned, with_rank
         from ..recipes.learning_set import LearningSet
         from ..training import ContinuedPretraining, Execution, LongFinetune, PassSchedule
 
@@ -157,7 +160,8 @@ class Command:
             least, most = self.draw_passes
             settings = replace(settings, passes=PassSchedule(kind="uniform", least=least, most=most))
         settings = self._with_grpo(settings)
-        rows = Rows(num_sequences=self.batch or rows.num_sequences, sequence_tokens=self.sequence_tokens or rows.sequence_tokens)
+        given = {"num_sequences": self.batch, "sequence_tokens": self.sequence_tokens}
+        rows = replace(rows, **{name: value for name, value in given.items() if value is not None})
         same: dict[str, Any] = {name: getattr(self, name) for name in _DATA_OPTIONS}
         return LearningSet(
             recipe=self.recipe,
@@ -215,9 +219,12 @@ class Command:
         print("\n".join(f"  {where}.{name}: {text}" for where, name, _, text in guesses()))
 
     def _estimate(self, chosen: LearningSet) -> None:
+        from ..recipes.learning_inputs import check_estimate
         from ..recipes.learning_set import estimate_set, plan_set
 
-        found = estimate_set(plan_set(chosen))
+        plan = plan_set(chosen)
+        check_estimate(plan)
+        found = estimate_set(plan)
         if not is_first():
             return
         if self.json:

@@ -51,9 +51,12 @@ def evaluate_suite_command(command: Command) -> None:
         raise UsageError(f"--{given.replace('_', '-')} has no meaning with --task {command.task}, which decodes nothing; leave it out")
     for task in [permit(task_named(name), command.allow_code_execution) for name in suite.names]:
         task.load(command.data, command.limit)
-    from ..models import load
+    from ..evaluation import check_vllm_way
+    from ..models import load, resolve
     from ..serving import VllmHost
 
+    if command.engine == "vllm":
+        check_vllm_way([resolve(command.model)], fixed_rows=command.fixed_rows, num_ranks=1)
     loaded = load(command.model, loops=command.loops, dtype=command.dtype, device=command.device)
     found: dict[str, Run] = {}
     with VllmHost() as host:

@@ -224,12 +224,16 @@ class Command:
         if not self.model.startswith(PREFIX):
             raise UsageError(f"--recurrence {self.recurrence}: {self.model} is no network of nets:..., its depth is fixed")
         loops = named(self.model, **{name: value for name, value in changes.items() if name == "num_loops"}).num_loops
-        most = self.recurrence_most or (loops if self.recurrence in ("poisson", "uniform") else None)
+        most = self.recurrence_most
+        if most is None and self.recurrence in ("poisson", "uniform"):
+            most = loops
         if self.recurrence == "fixed" and (self.recurrence_mean, self.recurrence_most, self.recurrence_least) != (None, None, 1):
             raise NetError("recurrence fixed has no mean, least or most of its own; give --num-loops")
+        if self.recurrence == "uniform" and self.recurrence_mean is not None:
+            raise NetError(f"recurrence uniform has no mean, and it is {self.recurrence_mean:g}; give its least and most alone")
         return Recurrence(
             kind=self.recurrence,  # type: ignore[arg-type]  # checked at birth
-            mean=self.recurrence_mean or float(loops),
+            mean=float(loops) if self.recurrence_mean is None else self.recurrence_mean,
             least=self.recurrence_least,
             most=most,
             per_sequence=self.per_sequence,

@@ -31,7 +31,7 @@ def looped_shape(config: Mapping[str, Any], where: str) -> ModelShape:
 def _shape(config: Mapping[str, Any]) -> ModelShape:
     width, count, kv_width = config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"] * config["head_dim"]
     tables = [config["value_embeddings"] and index % 2 == (count - 1) % 2 for index in range(count)]
-    injects = config["input_injection"]
+    injects, loop = config["input_injection"], _own_loop(config)
     return ModelShape(
         family=LOOPED,
         hidden_size=width,
@@ -42,15 +42,14 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         tied=config["tie_word_embeddings"],
         pass_parameters=2 * width * width if injects else 0,
         once_parameters=width * width if config["design"] == "parcae" and config["parcae_injection"] else 0,
-        own_loops=_own_loops(config),
+        own_loops=() if loop.passes == 1 and not injects else (loop,),
+        own_loop=loop,
     )
 
 
-def _own_loops(config: Mapping[str, Any]) -> tuple[Loop, ...]:
-    passes, stop = config["num_loops"], config["loop_stop"]
-    if passes == 1 and not config["input_injection"]:
-        return ()
-    return (Loop(config["loop_start"], config["num_hidden_layers"] if stop is None else stop, passes, config["operator"], config["beta"]),)
+def _own_loop(config: Mapping[str, Any]) -> Loop:
+    stop = config["num_hidden_layers"] if config["loop_stop"] is None else config["loop_stop"]
+    return Loop(config["loop_start"], stop, config["num_loops"], config["operator"], config["beta"])
 
 
 def _layer(config: Mapping[str, Any], has_table: bool) -> LayerShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +91,8 @@ class ModelShape:
     """Matrix parameters that run once in a forward pass that loops, such as Parcae's projection of what it injects."""
     own_loops: tuple[Loop, ...] = ()
     """The loops that the architecture itself runs: what costs count where no loops are given."""
+    own_loop: Loop | None = None
+    """The loop that the architecture was made for, at the depth of its config, also where that is one pass; None where it has none."""
 
     @property
     def num_layers(self) -> int:
@@ -107,6 +109,18 @@ class ModelShape:
         if given and self.own_loops and given != self.own_loops:
             raise CostError(f"a {self.family} with loops of its own takes no further ones ({format_loops(given)}); leave loops out")
         return given or self.own_loops
+
+    def at_depth(self, num_loops: int) -> ModelShape:
+        """The same architecture, running its own loop so many times.
+
+        Raises:
+            CostError: it has no loop of its own.
+            LoopError: passes that no loop can have.
+        """
+        if self.own_loop is None:
+            raise CostError(f"a {self.family} has no loop of its own to run {num_loops} times; leave its depth out")
+        plain = num_loops == 1 and not self.pass_parameters
+        return replace(self, own_loops=() if plain else (replace(self.own_loop, passes=num_loops),))
 
     @property
     def head_parameters(self) -> int:

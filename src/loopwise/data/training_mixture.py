@@ -105,19 +105,31 @@ def read_mixture(file: str | Path) -> Mixture:
         DataError: no such file, or no mixture.
     """
     try:
-        return Mixture.from_json(json.loads(Path(file).read_text(encoding="utf-8")))
+        values = json.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{file}: no such mixture or JSON file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise DataError(f"{file}: not JSON") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{file}: not JSON; write a mixture's name and stages into it") from None
+    try:
+        return Mixture.from_json(values)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
 
 
 def _stage(values: Mapping[str, Any]) -> Stage:
     tokens, shares = values.get("tokens"), values["shares"]
-    if not (tokens is None or (isinstance(tokens, int | float) and tokens == int(tokens))):
-        raise DataError(f"a stage has tokens {tokens!r}; give a whole number")
-    if not all(isinstance(share, int | float) and not isinstance(share, bool) for share in shares.values()):
-        raise DataError(f"a stage has the shares {dict(shares)}; give numbers")
+    if tokens is not None and not (_is_finite(tokens) and tokens == int(tokens)):
+        raise DataError(f"a stage has tokens {str(tokens)[:40]}; give a whole number")
+    if not all(map(_is_finite, shares.values())):
+        raise DataError(f"a stage has the shares {str(dict(shares))[:80]}; give finite numbers")
     return Stage(tokens=None if tokens is None else int(tokens), shares=dict(shares))
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number, and one that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

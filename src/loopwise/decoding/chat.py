@@ -25,6 +25,8 @@ THINKING_TAGS = (
 THINKING_SWITCH = "enable_thinking"
 """The variable by which templates with two modes are told which."""
 
+_FIXED_DATE = "{%- macro strftime_now(format) -%}1 January 2025{%- endmacro -%}"
+"""Before a template that writes today's date (Llama 3.2, SmolLM3); the date of training data, and a guess as there."""
 _TAIL_TOKENS = 16
 """How many tokens, or letters, a tag and the whitespace around it can take."""
 _QUESTION = "QUESTION"
@@ -69,7 +71,9 @@ class Chat:
             return prompt
         switch: dict[str, Any] = {THINKING_SWITCH: thinking} if THINKING_SWITCH in self.template else {}
         turn = [{"role": "user", "content": prompt}]
-        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **switch))
+        # Else the same question is another prompt on another day.
+        dated: dict[str, Any] = {"chat_template": _FIXED_DATE + self.template} if "strftime_now" in self.template else {}
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **dated, **switch))
 
     def continuation(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that goes on after other text, without the blank that some tokenizers put at a start."""

@@ -1,5 +1,6 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
+from .asking import items_hash
 from .defaults import task_budget_tokens, task_rule, task_samples
 from .engines import EvaluationEngine, check_decoding, check_vllm_way, start_vllm
 from .log_likelihood import parity_prompts
@@ -23,6 +24,7 @@ __all__ = [
     "encode_text",
     "evaluate",
     "evaluate_loss",
+    "items_hash",
     "join_ranks",
     "parity_prompts",
     "start_vllm",

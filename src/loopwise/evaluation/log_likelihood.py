@@ -116,6 +116,19 @@ def parity_prompts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, i
         return _parity_prompts(lm, [lm.encoded(*item.requests[0])[0] for item in items])
 
 
+def hash_requests(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item]) -> str:
+    """The ``items_hash`` of a log-likelihood task's run, without one.
+
+    Raises:
+        TaskError: as `evaluate`.
+    """
+    with quiet_lm_eval():
+        from .lm_eval_model import LoopedLM
+
+        lm = LoopedLM(model, tokenizer)
+        return _hash_requests([_asked(lm, item) for item in items])
+
+
 def _parity_prompts(lm: LoopedLM, contexts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     room = max(1, lm.max_length - NEW_TOKENS)
     return [context[-room:] for context in contexts]

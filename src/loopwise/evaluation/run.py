@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +17,7 @@ from ..records import Record, Run, RunWriter, read_run, write_json
 from ..serving import EngineGap, VllmHost
 from ..tasks import Item, Task, permit, task_named, wall_facts
 from .answering import Answering, Batching, Progress, Row
+from .asking import hash_items
 from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
 from .engines import EvaluationEngine, check_decoding, check_engine, parity_json, start_vllm
 from .header import model_facts, run_header
@@ -123,7 +122,7 @@ def evaluate(
             arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
             task=task,
             num_items=len(items),
-            items_hash=_hash_items(items, prompts),
+            items_hash=hash_items(items, prompts),
             rule=rule,
             budget_tokens=budget,
             samples=samples,
@@ -148,25 +147,21 @@ def evaluate(
         with RunWriter(out, header) as writer, Meter(str(model.device)) as meter:
             answering.run(rows, {record.key for record in writer.done}, writer.append, progress, spread)
             header = writer.header
-    _keep_meter(Path(out), meter, len(rows) - len(writer.done), spread.ranks.size)
+    _keep_meter(Path(out), meter, len(rows) - len(writer.done), spread.ranks.size, of_vllm=vllm is not None)
     return spread.hand_out(Run(header, _in_order(read_run(out).records), str(out)))
 
 
-def _keep_meter(out: Path, meter: Meter, num_answers: int, num_ranks: int) -> None:
+def _keep_meter(out: Path, meter: Meter, num_answers: int, num_ranks: int, *, of_vllm: bool) -> None:
     """What this process took, beside the run; a run that was killed keeps the figures of the process that finished it.
 
-    Of several processes these are the first one's, and ``num_answers`` are those of all.
+    Of several processes these are the first one's, and ``num_answers`` are those of all. Of vLLM's memory nothing is known: it has
+    processes of its own.
     """
     if num_answers:
-        figures = {"seconds": meter.seconds, "peak_bytes": meter.peak_bytes, "memory": meter.memory, "num_answers": num_answers}
+        peak, memory = (None, "none") if of_vllm else (meter.peak_bytes, meter.memory)
+        figures = {"seconds": meter.seconds, "peak_bytes": peak, "memory": memory, "num_answers": num_answers}
         figures |= {"ranks": num_ranks} if num_ranks > 1 else {}
         write_json(out / "meter.json", figures)
-
-
-def _hash_items(items: Sequence[Item], prompts: Sequence[Sequence[int]]) -> str:
-    """What was asked, token by token, and what counts as right."""
-    asked = [[item.name, item.gold, list(prompt)] for item, prompt in zip(items, prompts, strict=True)]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
 def _in_order(records: Sequence[Record]) -> tuple[Record, ...]:

@@ -208,8 +208,9 @@ def model_hash(model: PreTrainedModel) -> str:
 
 
 def resolve_dtype(config: Path, dtype: str | torch.dtype, device: str | torch.device = "cpu") -> torch.dtype | Literal["auto"]:
-    """The dtype that a name stands for. ``auto`` is the weights' own, and fp32 for half-precision weights on a CPU that has no
-    instructions for them, where products take many times as long (docs/log.md), as long as they fill at most half of the memory.
+    """The dtype that a name stands for. ``auto`` is the weights' own, and fp32 for half-precision weights on a CPU where oneDNN has no
+    products in them (in bf16 it wants AVX-512 or newer), so that they take many times as long (docs/log.md), as long as they fill at
+    most half of the memory.
 
     Args:
         config: config.json, with the weights beside it where they are there already.
@@ -239,7 +240,7 @@ def resolve_dtype(config: Path, dtype: str | torch.dtype, device: str | torch.de
 
 
 def has_half_products(dtype: torch.dtype) -> bool:
-    """Whether this machine's CPU multiplies matrices of bf16 or fp16 with instructions made for that, as oneDNN says."""
+    """Whether oneDNN multiplies matrices of bf16 or fp16 on this machine's CPU, by its own word."""
     question = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
     answer = getattr(torch.ops.mkldnn, question, None)
     return bool(answer and answer())

@@ -5,6 +5,7 @@ The values are flat because config.json is: a saved model's config holds these f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -162,6 +163,18 @@ def _check_kinds(arch: Architecture) -> None:
             raise NetError(f"{field.name} is {value!r}; give true or false")
         if str(field.type) in ("int", "int | None") and not (whole or (value is None and "None" in str(field.type))):
             raise NetError(f"{field.name} is {value!r}; give a whole number")
+        if str(field.type) in ("float", "float | None") and not (_is_finite(value) or (value is None and "None" in str(field.type))):
+            raise NetError(f"{field.name} is {value!r}; give a finite number")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number, and one that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _check_numbers(arch: Architecture) -> None:

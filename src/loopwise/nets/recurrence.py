@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Kind = Literal["fixed", "poisson", "lognormal_poisson", "uniform"]
+MOST_MEAN = 10_000
+"""The largest mean. A guess: no paper loops a hundredth as often, and numpy's draws end at some number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class Recurrence:
             raise NetError(f"recurrence {self.kind} from {self.least} to {self.most}; give 1 <= least <= most")
         if self.kind == "uniform" and self.most is None:
             raise NetError("recurrence uniform needs its largest value; give most")
+        if not self.mean <= MOST_MEAN or not math.isfinite(self.sigma):  # nothing that is compared with NaN is true
+            raise NetError(f"recurrence {self.kind} with mean {self.mean}, sigma {self.sigma}; give a mean of at most {MOST_MEAN}")
         if self.kind == "fixed" and (self.mean < 1 or self.mean != int(self.mean) or self.per_sequence):
             raise NetError(
                 f"recurrence fixed with mean {self.mean:g}, per_sequence {self.per_sequence}; give a whole number, for all sequences"

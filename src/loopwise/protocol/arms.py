@@ -35,6 +35,9 @@ class TaskTable:
     golds: tuple[str | None, ...]
     prompts: tuple[str | None, ...] = ()
     """Of each item what tells its prompt from others, where records say (``prompt_hash``); empty where nobody asked."""
+    items_hashes: tuple[str, ...] = ()
+    """What tells all that was asked from other questions, templates and tokenizers, where runs say (``items_hash``); one, unless
+    runs of different items make up the table."""
     sources: tuple[str, ...] = ()
     """The files and folders that the answers were read from."""
     budget_tokens: int | None
@@ -127,6 +130,7 @@ def build_table(
     budget_tokens: int | None,
     reserve_tokens: int | None,
     version: str | None,
+    items_hashes: tuple[str, ...] = (),
     sources: Sequence[str] = (),
 ) -> TaskTable:
     """The table of one benchmark's records.
@@ -164,6 +168,7 @@ def build_table(
         answers=_answers(grid),
         golds=tuple(cell[0].gold for cell in grid[0]),
         prompts=tuple(None if (found := cell[0].extra.get("prompt_hash")) is None else str(found) for cell in grid[0]),
+        items_hashes=items_hashes,
         budget_tokens=budget_tokens,
         reserve_tokens=reserve_tokens,
         version=version,

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..records import Record, Run
 from .arms import Arm, TaskTable, build_table
+from .asked import items_hashes
 from .naming import models_name
 from .plan import RULES
 from .values import Side, TrialError, number_within
@@ -62,8 +63,11 @@ class _Part:
     def loops(self) -> str:
         return str(self.header.get("loops", "unknown" if self.side == "looped" else "none"))
 
+    def records_of(self, task: str) -> list[Record]:
+        return [record for record in self.records if record.task == task]
+
     def samples_of(self, task: str) -> int:
-        return len({record.sample for record in self.records if record.task == task})
+        return len({record.sample for record in self.records_of(task)})
 
 
 def gather(runs: Sequence[Run], side: Side, cost_ratio: float | None = None) -> tuple[Arm, ...]:
@@ -259,7 +263,7 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
     tables: dict[str, TaskTable] = {}
     for task in sorted({task for part in group for task in part.tasks}):
         of_task = [part for part in group if task in part.tasks]
-        records = [record for part in of_task for record in part.records if record.task == task]
+        records = [record for part in of_task for record in part.records_of(task)]
         header = of_task[0].header
         _check_same_run(name, of_task)
         version = header.get("task_version", records[0].extra.get("task_version"))
@@ -270,6 +274,7 @@ def _arm(group: list[_Part], cost_ratio: float | None) -> Arm:
             budget_tokens=of_task[0].budget_tokens,
             reserve_tokens=of_task[0].reserve_tokens,
             version=None if version is None else str(version),
+            items_hashes=items_hashes(task, name, [(part.source, part.header, part.records_of(task)) for part in of_task]),
             sources=[part.source for part in of_task],
         )
     ratio = (first.header.get("layer_pass_ratio") or cost_ratio) if first.side == "looped" else 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .. import stats
 from .arms import Arm
@@ -104,9 +106,40 @@ def _few_items(first: TestOutcome, second: TestOutcome | None, alpha: float) -> 
 def _headers(looped: Arm, twin: Arm) -> Iterator[str]:
     if not looped.headers or not twin.headers:
         return
-    differ = [name for name in _SAME_IN_BOTH if looped.headers[0].get(name) != twin.headers[0].get(name)]
-    if differ:
+    if differ := [name for name, _, _ in run_differences(looped, twin)]:
         yield f"Looped arm and twin ran with different {listing(differ)}: bf16 answers can flip with the batch or the machine alone."
+
+
+def run_differences(one: Arm, other: Arm) -> list[tuple[str, list[Any], list[Any]]]:
+    """In what arms ran otherwise that changes answers without being a setting: its name, and each arm's values over all of its runs."""
+    differences = []
+    for name in _SAME_IN_BOTH:
+        ours, theirs = _values(one, name), _values(other, name)
+        if ours != theirs:
+            differences.append((name, ours, theirs))
+    return differences
+
+
+def _values(arm: Arm, name: str) -> list[Any]:
+    return [json.loads(value) for value in sorted({json.dumps(header.get(name), sort_keys=True) for header in arm.headers})]
+
+
+def change_notes(before: Arm, after: Arm) -> tuple[str, ...]:
+    """In what two times ran otherwise besides training, as far as their headers say."""
+    if not before.headers or not after.headers:
+        return ()
+    known = [one for one in run_differences(before, after) if None not in (*one[1], *one[2])]
+    if not known:
+        return ()
+    differ = listing([_changed(*one) for one in known])
+    return (f"before and after ran with different {differ}: answers can flip with these alone, so training need not be all of the change.",)
+
+
+def _changed(name: str, before: Sequence[Any], after: Sequence[Any]) -> str:
+    """``dtype (float32, then bfloat16)``; versions by their name alone."""
+    if any(isinstance(one, dict) for one in (*before, *after)):
+        return name
+    return f"{name} ({'/'.join(map(str, before))}, then {'/'.join(map(str, after))})"
 
 
 def _votes(unlooped: Sequence[Arm]) -> Iterator[str]:

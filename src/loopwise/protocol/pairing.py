@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .arms import Arm, TaskTable
+from .asked import check_asked
 from .costs import same_size
 from .values import TrialError
 
@@ -66,19 +67,7 @@ def check_twins(looped: Arm, twin: Arm) -> None:
         if ours.samples != theirs.samples:
             raise TrialError(_samples_differ(task, looped, ours, twin, theirs))
     check_items(looped, twin)
-    _check_prompts(looped, twin)
-
-
-def _check_prompts(looped: Arm, twin: Arm) -> None:
-    """Refuse a pair that was asked otherwise: another template or other worked examples on one side."""
-    for task in looped.tasks:
-        ours, theirs = looped.tables[task], twin.tables[task]
-        for item, one, two in zip(ours.items, ours.prompts, theirs.prompts, strict=False):  # either may be empty
-            if None not in (one, two) and one != two:
-                raise TrialError(
-                    f"item {item!r} of {task} was asked with another prompt in {looped.name} than in {twin.name} (prompt_hash "
-                    f"{str(one)[:12]} and {str(two)[:12]}); equal parameters need the same"
-                )
+    check_asked(looped, twin, "equal parameters need the same")
 
 
 def decoding_differences(one: Arm, other: Arm) -> list[tuple[str, object, object]]:

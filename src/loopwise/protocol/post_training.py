@@ -16,12 +16,14 @@ import numpy as np
 from .. import stats
 from ..stats import Bootstrap
 from .arms import Arm, Array
+from .asked import check_asked
 from .contrast import contrast
 from .costs import same_size
 from .decide import ITEMS_FOR_EQUIVALENCE
 from .deciding import Choice, find_pairs
 from .gather import gather
 from .judging import RunLike, read_runs
+from .notes import change_notes
 from .pairing import check_items, check_twins, decoding_differences
 from .values import MARGIN_POINTS, Comparison, Resampling, SeedPoints, TestResult, TrialError
 from .words import interval, p_text, points
@@ -76,6 +78,8 @@ class BeforeAfter:
     seed_deltas: tuple[SeedPoints, ...]
     """The difference of differences of each seed; empty with other seeds before than after."""
     tasks: tuple[TaskChange, ...]
+    notes: tuple[str, ...]
+    """In what the two times ran otherwise besides training: precision, batches, engine, machine or versions, as far as headers say."""
     result: TestResult
     """``gain``: the loop is worth significantly more after. ``equivalent`` needs 150 items, as a verdict does."""
     statement: str
@@ -123,12 +127,13 @@ def before_after(before: tuple[Arm, Arm], after: tuple[Arm, Arm], bootstrap: Boo
     Within each time the two are paired by item and seed; where the seeds of the two times differ, each time is averaged over its own.
 
     Raises:
-        TrialError: arms of other items, tasks, budgets, decoding, samples or model sizes; seeds to be resampled that are not the same.
+        TrialError: arms of other items, questions, tasks, budgets, decoding, samples or model sizes; seeds to be resampled that are not
+            the same.
     """
     before, after = _told_apart(before, "before"), _told_apart(after, "after")
     for pair in (before, after):
         check_twins(*pair)
-    _check_alike(before[0], after[0])
+    check_times(before[0], after[0])
     gaps = _gaps(after), _gaps(before)
     paired_seeds = all(after[0].tables[task].seeds == before[0].tables[task].seeds for task in after[0].tasks)
     seeds = [table.seeds for table in after[0].tables.values()]
@@ -163,6 +168,7 @@ def before_after(before: tuple[Arm, Arm], after: tuple[Arm, Arm], bootstrap: Boo
         num_differing_items=differing,
         seed_deltas=_seed_deltas(seeds[0], *gaps) if paired_seeds and len(set(seeds)) == 1 else (),
         tasks=tuple(_task(task, one, two, bootstrap) for task, one, two in zip(after[0].tasks, *gaps, strict=True)),
+        notes=tuple(dict.fromkeys(note for one, two in zip(before, after, strict=True) for note in change_notes(one, two))),
         result="not shown",
         statement="",
     )
@@ -185,8 +191,13 @@ def _told_apart(pair: tuple[Arm, Arm], when: str) -> tuple[Arm, Arm]:
     return looped, control
 
 
-def _check_alike(before: Arm, after: Arm) -> None:
-    """Refuse two times that differ in more than training: the pairs were checked, so one arm of each speaks for both."""
+def check_times(before: Arm, after: Arm) -> None:
+    """Refuse two times of another model size, decoding, items, questions or versions, as far as both say; where pairs were checked as
+    twins, one arm of each speaks for both. What else can change answers is a note (`BeforeAfter.notes`).
+
+    Raises:
+        TrialError: the first difference.
+    """
     if not same_size(before, after):
         raise TrialError(
             f"{before.name} has {before.num_parameters} parameters, {after.name} {after.num_parameters}: before and after are one model"
@@ -203,6 +214,7 @@ def _check_alike(before: Arm, after: Arm) -> None:
         if ours != theirs and None not in (ours, theirs):
             raise TrialError(f"{what} is {ours!r} in {before.name}, {theirs!r} in {after.name}; evaluate both times alike")
     check_items(after, before, same_seeds=False)
+    check_asked(after, before, "ask both times alike")
 
 
 def _gaps(pair: tuple[Arm, Arm]) -> list[Array]:

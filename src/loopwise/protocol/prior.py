@@ -34,6 +34,7 @@ class PriorRun:
     """Wall time of all its answers, from the run's meter; None where it was not measured, or not for all of them."""
     batch_size: int | None
     device: str
+    engine: str = "eager"
 
     def expected_tokens(self, budget_tokens: int) -> float:
         """Mean tokens of these answers under another budget: one that ended within it stays, any other one is taken to use it up."""
@@ -91,9 +92,9 @@ class Prior:
                 if (looped.rule, looped.budget_tokens) == (plain.rule, plain.budget_tokens):
                     yield looped, plain
 
-    def throughput(self, batch_size: int) -> Throughput | None:
-        """From the meters of the runs, of those with batches of this size where there are any."""
-        metered = [run for run in self.runs if run.seconds]
+    def throughput(self, batch_size: int, *, engine: str = "eager") -> Throughput | None:
+        """From the meters of this engine's runs, of those with batches of this size where there are any."""
+        metered = [run for run in self.runs if run.seconds and run.engine == engine]
         chosen = [run for run in metered if run.batch_size == batch_size] or metered
         seconds = sum(run.seconds or 0.0 for run in chosen)
         if not seconds:
@@ -102,7 +103,7 @@ class Prior:
         sizes = "/".join(map(str, sorted({run.batch_size or 0 for run in chosen})))
         devices = ", ".join(sorted({run.device for run in chosen}))
         runs = "1 earlier run" if len(chosen) == 1 else f"{len(chosen)} earlier runs"
-        words = f"the meter of {runs} ({devices}, batches of {sizes})"
+        words = f"the meter of {runs} ({devices}, engine {engine}, batches of {sizes})"
         return Throughput(tokens_per_second=tokens / seconds, source=words) if tokens else None
 
 
@@ -150,6 +151,7 @@ def _prior_run(run: Run, folder: Path) -> PriorRun | None:
         seconds=_seconds(folder / "meter.json", len(run.records)),
         batch_size=header.get("batch_size") if isinstance(header.get("batch_size"), int) else None,
         device=str(header.get("device", "unknown device")),
+        engine=str(header.get("engine", "eager")),
     )
 
 

@@ -152,6 +152,7 @@ class ArmRunner:
         if self.pair.loops:
             assert self.settings.larger_model is not None  # the plan has its arm
             del self.pair
+            self.host.stop()
             self.parities = {}
             larger = load(self.settings.larger_model, loops="none", dtype=self.settings.dtype, device=self.settings.device)
             self.pair = Pair(larger, larger, ())

@@ -36,7 +36,7 @@ def evaluation_items(specs: Sequence[str] = (), *, data: Path | None = None) -> 
     items: list[EvaluationItem] = []
     missing: list[str] = []
     for spec in specs or PAPER_BENCHMARKS:
-        if spec.endswith((".jsonl", ".jsonl.gz")):
+        if is_file(spec):
             items += read_items([spec])
             continue
         try:
@@ -46,6 +46,27 @@ def evaluation_items(specs: Sequence[str] = (), *, data: Path | None = None) -> 
     if missing and (specs or not items):
         raise DataError(f"traces are kept apart from evaluation items, and some are missing: {missing[0]}; or choose others as --against")
     return tuple(items), tuple(missing)
+
+
+def check_specs(specs: Sequence[str]) -> None:
+    """Check what `evaluation_items` is given; reads no task's items, so that nothing is fetched.
+
+    Raises:
+        DataError: a task that does not exist or is made from templates, or a file that is not there or damaged.
+    """
+    for spec in () if tuple(specs) == (NONE,) else specs:
+        if is_file(spec):
+            read_items([spec])
+            continue
+        try:
+            _apart_task(spec)
+        except TaskError as error:
+            raise DataError(f"--against {spec}: {error}") from None
+
+
+def is_file(spec: str) -> bool:
+    """Whether items are those of a file, and not a task's."""
+    return spec.endswith((".jsonl", ".jsonl.gz"))
 
 
 def items_apart_from(
@@ -77,12 +98,16 @@ def keep_apart(problems: Sequence[Item], index: ItemIndex, items: Sequence[Evalu
     return kept, benchmarks
 
 
-def _task_items(name: str, data: Path | None) -> list[EvaluationItem]:
+def _apart_task(name: str) -> Task:
     task = task_named(name)
     if task.from_templates:
         raise DataError(
             f"{name}: its items are made from templates, and 13 words of one are in many; its own train side is apart, so leave it out"
         )
-    found = task.load(data)
+    return task
+
+
+def _task_items(name: str, data: Path | None) -> list[EvaluationItem]:
+    found = _apart_task(name).load(data)
     texts = without_wording([item.prompt for item in found])
     return [EvaluationItem(benchmark=name, name=item.name, text=text) for item, text in zip(found, texts, strict=True)]

@@ -22,7 +22,6 @@ from ..records import read_json, write_json
 from ..training import (
     DivergedError,
     LongFinetune,
-    LoraGrpo,
     Problems,
     Ranks,
     Reporter,
@@ -33,20 +32,16 @@ from ..training import (
     read_measured_steps,
     read_metrics,
 )
-from ..training.grpo import check_before
 from ..training.long_finetune import measure_steps
 from .learning_data import SetData, encode_data, evaluation_of, open_data
-from .learning_files import LOCK_FILE, RESULT_FILE, STEPS_FILE, first_stage_ratio, hold, read_result
-from .learning_members import LOOPED, TWIN, Member
-from .learning_problems import problems_of
+from .learning_equal import ControlError, done, factor_of, seconds_per_step
+from .learning_files import LOCK_FILE, RESULT_FILE, STEPS_FILE, hold, read_result
+from .learning_inputs import check_inputs
+from .learning_members import LOOPED, Member
 from .learning_recipes import LearningSettings, tuned
 from .learning_set import LearningSet, SetPlan, bind_set, check_bound, plan_set, steps_of
 
 DATA_FOLDER = "data"
-EQUAL_FILE = "equal.json"
-"""The measured ratio that ``equal-flops`` is trained by."""
-WARM_STEPS = 2
-"""Of a run, which compile and warm up: their time is not counted."""
 
 ReporterOf = Callable[[Member, int], Reporter]
 """The reporter of a member's run with a seed."""
@@ -78,9 +73,7 @@ def learn(chosen: LearningSet, telling: Telling | None = None) -> tuple[str, ...
     ranks = join(chosen.execution.device)
     ranks.rows(chosen.data.rows.num_sequences)  # what cannot be shared out is said before the folder is made
     folder = chosen.out / DATA_FOLDER
-    problems = problems_of(chosen, telling.note)
-    if problems is not None and isinstance(chosen.settings, LoraGrpo):
-        check_before(plan.source.folder, problems, chosen.settings, chosen.execution)
+    problems = check_inputs(plan, telling.note)
 
     def prepare() -> None:
         handle = hold(chosen.out / LOCK_FILE, wait=True)
@@ -142,7 +135,7 @@ def _train_or_tell(run: _Run, telling: Telling) -> bool:
     except RunBusyError as error:
         telling.note(f"{member.name}, seed {run.seed}, waits: {error}")
         return False
-    except DivergedError as error:
+    except (DivergedError, ControlError) as error:
         _keep_failure(run, telling, str(error), again=False)
     except RuntimeError as error:  # torch's word for a memory that does not hold it, or a device that fails
         if ranks.size > 1:  # the others would wait for this one
@@ -191,7 +184,7 @@ def _settings_of(run: _Run) -> LearningSettings:
     """The recipe's settings with the member's own number of steps and its seed."""
     chosen, seed = run.plan.chosen, run.seed
     base = run.ranks.from_first(lambda: _base_steps(run.plan, run.data, seed))
-    factor = run.ranks.from_first(lambda: _factor(run.plan, run.member))
+    factor = run.ranks.from_first(lambda: factor_of(run.plan, run.member))
     settings = tuned(chosen.settings, seed=seed, num_tokens=steps_of(base, factor) * chosen.data.rows.step_tokens)
     return replace(settings, budget_seconds=None) if isinstance(settings, LongFinetune) else settings
 
@@ -204,48 +197,6 @@ def _base_steps(plan: SetPlan, data: SetData, seed: int) -> int:
         assert measured is not None  # `_measure` came before
         return measured.num_steps
     return data.num_steps(seed, settings.tuning.num_tokens)
-
-
-def _factor(plan: SetPlan, member: Member) -> float:
-    """How many times the looped model's steps a member makes; measured once for all seeds.
-
-    Raises:
-        RunBusyError: the runs that it is measured by are not done.
-        DivergedError: one of them failed.
-    """
-    if member.token_factor is not None:
-        return member.token_factor
-    file = plan.chosen.out / EQUAL_FILE
-    if not file.exists() and isinstance(plan.chosen.settings, LoraGrpo):
-        looped_result, twin_result = (
-            read_json(_done(plan.chosen.out / name / f"seed-{plan.chosen.seeds[0]}") / RESULT_FILE) for name in (LOOPED, TWIN)
-        )
-        write_json(file, first_stage_ratio(looped_result, twin_result, plan.chosen.controls.equal))
-    if not file.exists():
-        looped, twin = (seconds_per_step(_done(plan.chosen.out / name / f"seed-{plan.chosen.seeds[0]}")) for name in (LOOPED, TWIN))
-        write_json(file, {"seconds_per_step": {LOOPED: looped, TWIN: twin}, "ratio": looped / twin})
-    return float(read_json(file)["ratio"])
-
-
-def _done(folder: Path) -> Path:
-    """A folder whose run is done.
-
-    Raises:
-        RunBusyError: it is not.
-        DivergedError: it failed.
-    """
-    found = read_result(folder)
-    if found is None:
-        raise RunBusyError(f"{folder} is not done")
-    if "failed" in found:
-        raise DivergedError(f"{folder}, which it needs, failed")
-    return folder
-
-
-def seconds_per_step(folder: Path) -> float:
-    """The mean time of a run's steps, without the first ones."""
-    seconds = [step.seconds for step in read_metrics(folder)]
-    return statistics.fmean(seconds[WARM_STEPS:] or seconds)
 
 
 def _measure(plan: SetPlan, data: SetData, ranks: Ranks, telling: Telling) -> None:
@@ -279,7 +230,7 @@ def _spent_before(plan: SetPlan, member: Member, seed: int) -> float | None:
     """
     if member.begins_with is None:
         return 0.0
-    folder = _done(Path(plan.base(member, seed)).parent)
+    folder = done(Path(plan.base(member, seed)).parent)
     found = read_json(folder / RESULT_FILE)
     own, before = found["training_flops"], found["training_flops_before"]
     return None if own is None or before is None else own + before

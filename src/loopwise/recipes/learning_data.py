@@ -28,14 +28,13 @@ from ..data import (
     TraceSettings,
     encode_traces,
     named_mixture,
-    parse_training_sources,
 )
 from ..data.folders import read_json
 from ..data.shards import ALL, INDEX_FILE
 from ..models import ModelError, Source, check_packing, inserted_loops
 from ..training import Ranks, TrainingError, held_out_by_passes, held_out_loss
 from .evaluation_items import evaluation_items
-from .learning_recipes import LearningRecipe, Reads, Rows
+from .learning_recipes import Rows
 from .training import HELD_OUT_LOSS, held_out_batches
 
 _ENDLESS_TOKENS = 1 << 46
@@ -79,6 +78,8 @@ class LearningData:
             raise TrainingError(f"packing is {self.packing!r}; use {', '.join(PACKINGS)}")
         if self.workers < 1 or self.held_out_tokens < 1:
             raise TrainingError(f"{self.workers} workers, {self.held_out_tokens} held-out tokens; give at least 1 of each")
+        if (self.question is None) != (self.answer is None):
+            raise TrainingError(f"question is {self.question!r} and answer {self.answer!r}: they name two columns; give both, or neither")
 
     @property
     def kind(self) -> str:
@@ -186,28 +187,6 @@ class TextData:
         return own | held_out_by_passes(model, batches, passes, ranks=ranks, dtype=dtype)
 
 
-def check_data(data: LearningData, recipe: LearningRecipe) -> None:
-    """Check what can be checked before anything is encoded.
-
-    Raises:
-        TrainingError: data that the recipe does not read.
-        DataError: sources that are not there, or a damaged folder.
-    """
-    kind = data.kind
-    reads: Reads = "text" if kind == "shards" else "traces"
-    if reads not in recipe.reads:
-        wanted = {"traces": "traces (JSONL, Parquet, hub:..., or a folder of loopwise data traces)", "text": "folders of token shards"}
-        raise TrainingError(f"{recipe.name} reads {wanted[recipe.reads[0]]}, and {data.given[0]} holds {reads}; give those")
-    if kind == "sources":
-        parse_training_sources(data.given)
-    elif data.raw or data.question is not None or data.answer is not None:
-        raise TrainingError(f"{data.given[0]} is encoded already; leave --raw, --question and --answer out")
-    if kind != "sources" and data.against:
-        raise TrainingError(f"{data.given[0]} is encoded already, apart from what it was made apart from; leave --against out")
-    if kind == "shards":
-        _mixture(data)
-
-
 def encode_data(
     data: LearningData,
     source: Source,
@@ -258,19 +237,28 @@ def _choice(source: Source) -> ChatTokenizerChoice:
     return ChatTokenizerChoice(name=str(source.folder), label=source.name)
 
 
+def has_held_out(data: LearningData) -> bool:
+    """Whether the first folder of shards has held-out text, which losses are measured on."""
+    return (Path(data.given[0]) / HELD_OUT_FOLDER / INDEX_FILE).is_file()
+
+
 def _text_data(data: LearningData) -> TextData:
     shards = tuple(TokenShards.open(folder) for folder in data.given)
-    folder = shards[0].folder / HELD_OUT_FOLDER
-    text = None
-    if (folder / INDEX_FILE).is_file():
+    folder, text = shards[0].folder / HELD_OUT_FOLDER, None
+    if has_held_out(data):
         text = PackedSequences(TokenShards.open(folder).select(ALL), name="held-out", sequence_tokens=data.rows.sequence_tokens, seed=0)
-    made = TextData(shards=shards, mixture=_mixture(data), rows=data.rows, held_out=text, held_out_tokens=data.held_out_tokens)
+    made = TextData(shards=shards, mixture=endless_mixture(data), rows=data.rows, held_out=text, held_out_tokens=data.held_out_tokens)
     made.source(0).batch(0, 0, 1)
     return made
 
 
-def _mixture(data: LearningData) -> Mixture:
-    """The mixture without an end: members of several lengths read beginnings of the same batches."""
+def endless_mixture(data: LearningData) -> Mixture:
+    """The mixture without an end: members of several lengths read beginnings of the same batches.
+
+    Raises:
+        TrainingError: several stages.
+        DataError: no such mixture.
+    """
     found = named_mixture(data.mixture)
     if len(found.stages) > 1:
         raise TrainingError(f"mixture {data.mixture} has {len(found.stages)} stages, and members of a set differ in length; give one stage")

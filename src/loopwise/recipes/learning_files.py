@@ -11,6 +11,7 @@ from typing import Any
 from ..records import read_json, write_json
 from ..training import TrainingError
 from ..training.settings import first_difference
+from .learning_members import EQUAL_FLOPS
 
 SET_FILE, LOCK_FILE = "set.json", "set.lock"
 STEPS_FILE = "steps.json"
@@ -20,6 +21,8 @@ RESULT_FILE = "result.json"
 FORMAT = "loopwise-set/1"
 _GROWING = ("members", "seeds")
 """What a later call may add to."""
+_EQUAL = "equal"
+"""Of the control equal-flops alone: it binds calls that have it."""
 
 
 def read_set(folder: Path) -> dict[str, Any]:
@@ -45,21 +48,6 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
-def first_stage_ratio(looped: Mapping[str, Any], twin: Mapping[str, Any], equal: str) -> dict[str, Any]:
-    """How many times longer a twin's first stage has to be for both its stages to take what the looped model's took.
-
-    Its reinforcement learning is taken to stay as it was: "no loop with fine-tuning extended to the looped model's training FLOPs"
-    (no-free-loop, A.3).
-
-    Args:
-        looped, twin: what their runs left.
-        equal: ``counted`` training FLOPs, or ``measured`` seconds.
-    """
-    unit, later = ("seconds", "grpo_seconds") if equal == "measured" else ("training_flops", "grpo_flops")
-    second = twin["evaluation"][later]
-    return {unit: {"looped": looped[unit], "twin": twin[unit], later: second}, "ratio": (looped[unit] - second) / (twin[unit] - second)}
-
-
 def bind(out: Path, ours: Mapping[str, Any]) -> None:
     """Write what binds a set's folder; members and seeds of earlier calls stay in it.
 
@@ -75,8 +63,10 @@ def merged(out: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
     Raises:
         TrainingError: they are two sets, with the first field that differs.
     """
+    both = EQUAL_FLOPS in there["members"] and EQUAL_FLOPS in ours["members"]
+    passed_over = (*_GROWING, *(() if both else (_EQUAL,)))
     for name in ours:
-        if name not in _GROWING and name in there and there[name] != ours[name]:
+        if name not in passed_over and name in there and there[name] != ours[name]:
             field, old, new = first_difference({name: there[name]}, {name: ours[name]}) or (name, there[name], ours[name])
             raise TrainingError(f"{out}: holds a set with another {field} ({str(old)[:80]}, now {str(new)[:80]}); give a new --out")
     for name, member in ours["members"].items():
@@ -87,7 +77,8 @@ def merged(out: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
                 f"{out}: its member {name} has another {field_name} ({before.get(field_name)}, now {member[field_name]}); give a new --out"
             )
     seeds = list(dict.fromkeys([*there["seeds"], *ours["seeds"]]))
-    return {**there, **ours, "members": {**there["members"], **ours["members"]}, "seeds": seeds}
+    equal = {_EQUAL: there[_EQUAL]} if EQUAL_FLOPS in there["members"] and _EQUAL in there else {}
+    return {**there, **ours, **equal, "members": {**there["members"], **ours["members"]}, "seeds": seeds}
 
 
 def hold(file: Path, *, wait: bool) -> int:

@@ -102,6 +102,10 @@ class Controls:
             raise TrainingError(f"equal is {self.equal!r}; use {' or '.join(get_args(Equal))}")
         if self.random_seed < 0:
             raise TrainingError(f"random_seed is {self.random_seed}; give at least 0")
+        if self.equal != "counted" and EQUAL_FLOPS not in self.names:
+            raise TrainingError(f"equal {self.equal} is for the control {EQUAL_FLOPS}; ask for that, or leave it out")
+        if self.random_seed and "random" not in self.names:
+            raise TrainingError(f"random_seed {self.random_seed} is for the control random; ask for that, or leave it out")
         if ("hand" in self.names) != (self.hand is not None):
             raise TrainingError(f"the control hand and its loops go together, and the loops are {self.hand!r}; give both, or neither")
 

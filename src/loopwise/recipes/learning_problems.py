@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ..data import ItemIndex
 from ..tasks import Task, task_named
-from ..training import LoraGrpo, Problem, Problems, TrainingError, boxed
+from ..training import Problem, Problems, TrainingError, boxed
 from .evaluation_items import items_apart_from, keep_apart
-from .learning_set import LearningSet
 
 TRAIN = "train"
 
@@ -38,9 +37,7 @@ def training_problems(
         TaskError, DataError: no such task, no data, or evaluation items that are missing.
         TrainingError: a task without a train split or without a final answer, one twice, or no problem that is apart.
     """
-    if doubled := sorted({name for name in names if list(names).count(name) > 1}):
-        raise TrainingError(f"problems of {doubled[0]} are asked for twice; name it once")
-    tasks = [_with_train_split(name) for name in names]
+    tasks = problem_tasks(names)
     items, missing = items_apart_from(tasks, against, data) if any(not task.from_templates for task in tasks) else ((), ())
     for reason in missing:
         note(f"problems are not kept apart from {reason}")
@@ -62,6 +59,21 @@ def training_problems(
     return Problems(problems=tuple(unique.values()))
 
 
+def problem_tasks(names: Sequence[str]) -> tuple[Task, ...]:
+    """The tasks of `training_problems`; reads none of their items.
+
+    Raises:
+        TaskError: no such task.
+        TrainingError: one without a train split or without a final answer, or one twice.
+    """
+    if doubled := sorted({name for name in names if list(names).count(name) > 1}):
+        raise TrainingError(f"problems of {doubled[0]} are asked for twice; name it once")
+    tasks = tuple(_with_train_split(name) for name in names)
+    for task in tasks:
+        boxed(task, ())  # refuses a task that has no box
+    return tasks
+
+
 def _with_train_split(name: str) -> Task:
     task = task_named(name)
     if TRAIN not in task.splits:
@@ -70,15 +82,3 @@ def _with_train_split(name: str) -> Task:
             "give tasks with one, e.g. gsm8k or math"
         )
     return task
-
-
-def problems_of(chosen: LearningSet, note: Callable[[str], None] = lambda text: None) -> Problems | None:
-    """The training problems of a recipe with reinforcement learning; None of any other.
-
-    Raises:
-        TaskError, DataError, TrainingError: as `training_problems`.
-    """
-    settings = chosen.settings
-    if not isinstance(settings, LoraGrpo):
-        return None
-    return training_problems(settings.grpo.problems, against=chosen.data.against, data=chosen.data.items, note=note)

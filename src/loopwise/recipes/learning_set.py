@@ -27,10 +27,11 @@ from ..training import (
     read_measured_steps,
 )
 from ..training.adapters import lora_targets
-from .learning_data import LearningData, check_data
+from .learning_checks import check_data, check_passes
+from .learning_data import LearningData
 from .learning_files import FORMAT, SET_FILE, STEPS_FILE, bind, merged, read_set
 from .learning_members import LOOPED, Controls, Member, beginning, make_members
-from .learning_recipes import LearningRecipe, LearningSettings, Scale, expected_flops, lora_of, recipe_named
+from .learning_recipes import LearningRecipe, LearningSettings, Scale, expected_flops, lora_of, passes_of, recipe_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +116,10 @@ def plan_set(chosen: LearningSet) -> SetPlan:
         TrainingError, DataError, ModelError, LoopError, CostError: bad input.
     """
     recipe = recipe_named(chosen.recipe)
-    check_data(chosen.data, recipe)
+    check_data(chosen.data, recipe, evaluate_every=chosen.execution.evaluate_every_steps)
     source = _first_source(chosen)
     loops = resolve_loops(source, chosen.loops)
+    check_passes(recipe, loops, passes_of(chosen.settings))
     if own := trained_loops(source):
         raise TrainingError(f"{source.name} was trained with loops of its own ({format_loops(own)}); give a model without")
     config, share = _trained_share(source, lora_of(chosen.settings))

@@ -104,6 +104,8 @@ class PlaceSettings:
         if not 0 < self.memory_gb < math.inf:
             raise PlacementError(f"memory_gb is {self.memory_gb:g}; give the GB that may be taken, e.g. 2")
         check_whole("items", self.items, 1)
+        if self.race_tolerance is not None and not self.races:
+            raise PlacementError(f"race_tolerance is {self.race_tolerance:g}, and nothing races here; leave it out")
         if self.races:
             Race(error=self.race_error, tolerance_nats=self.race_tolerance)
         if self.name is not None:

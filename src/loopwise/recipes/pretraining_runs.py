@@ -6,8 +6,9 @@ is passed over, so the same command, started several times, shares the rows out.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,7 @@ from typing import Any
 import torch
 
 from ..cost import cost_of, read_shape
-from ..data import PackedSequences
 from ..models import load
-from ..nets import own_loops
 from ..records import read_json, write_json
 from ..training import (
     MODEL_FOLDER,
@@ -37,6 +36,9 @@ from .training import TrainingData, architecture, estimate_training, held_out_ba
 
 LOSSES_FILE = "losses.json"
 """What a finished run left: its losses by held-out sequence at each test depth, and what it spent."""
+
+_BOUND = ("table", "scale", "data_seed", "shards", "held_out", "held_out_tokens", "dtype", "tokens")
+"""What all runs of a folder share."""
 
 ReporterOf = Callable[[Row, int], Reporter]
 """The reporter of a row's run with a seed."""
@@ -129,7 +131,7 @@ def run_table(
                 note(f"{folder}: another process is at it")
             except DivergedError as error:
                 note(f"{row.label}, seed {seed}: {error}")
-                ranks.from_first(partial(write_json, folder / LOSSES_FILE, {"failed": str(error)}))
+                ranks.from_first(partial(_keep_failure, folder, str(error)))
     return tuple(busy)
 
 
@@ -153,13 +155,19 @@ def bind_table(table: PretrainingTable, run: TableRun) -> None:
     """Keep what the folder's runs share, or check that it is the same.
 
     Raises:
-        TrainingError: the folder holds another table.
+        TrainingError, DataError: the folder holds another table, or does not say what its runs share.
     """
+    data = run.data(table, table.rows[0])
+    shards = data.open()
+    held_out = data.held_out_shards(shards[0])
     ours = {
         "table": table.name,
         "scale": table.scale,
         "data_seed": run.data_seed,
+        "shards": [one.sha256 for one in shards],
+        "held_out": None if held_out is None else held_out.sha256,
         "held_out_tokens": run.held_out_tokens,
+        "dtype": run.dtype,
         "tokens": {row.name: row.budget.tokens for row in table.rows},
         "source": table.source,
         "guesses": {row.name: dict(row.guesses) for row in table.rows},
@@ -170,9 +178,12 @@ def bind_table(table: PretrainingTable, run: TableRun) -> None:
         write_json(file, ours)
         return
     there = read_json(file)
-    for name in ("table", "scale", "data_seed", "held_out_tokens", "tokens"):
-        if there.get(name) != ours[name]:
-            raise TrainingError(f"{run.out}: holds runs with another {name} ({str(there.get(name))[:60]}); give a new --out")
+    for name in _BOUND:
+        if name not in there:
+            again = f"remove {file.name} and every {LOSSES_FILE}, and what is there is checked and measured again"
+            raise TrainingError(f"{file}: does not say which {name} its runs have; give a new --out, or {again}")
+        if there[name] != ours[name]:
+            raise TrainingError(f"{run.out}: holds runs with another {name} ({str(there[name])[:60]}); give a new --out")
 
 
 def estimate_table(table: PretrainingTable, run: TableRun, rows: Sequence[str] = ()) -> dict[str, tuple[Estimate, int]]:
@@ -215,6 +226,11 @@ def _train_row(table: PretrainingTable, row: Row, seed: int, run: TableRun, rank
     ranks.from_first(measure)
 
 
+def _keep_failure(folder: Path, reason: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)  # a row whose beginning failed has none yet
+    write_json(folder / LOSSES_FILE, {"failed": reason})
+
+
 def _before(table: PretrainingTable, row: Row, seed: int, run: TableRun) -> tuple[Path, float | None] | None:
     """The model whose weights a row begins with, and the training FLOPs that it took.
 
@@ -237,13 +253,15 @@ def _measure(row: Row, data: TrainingData, settings: TrainSettings, folder: Path
     """Losses by held-out sequence at each test depth."""
     shards = data.open()
     text = data.held_out_text(shards[0])
-    assert isinstance(text, PackedSequences)
+    assert text is not None
     net = load(folder / MODEL_FOLDER, dtype="fp32", device=device).model
     arch = architecture(row.model, row.changes, shards[0])
     shape = read_shape(arch.as_config())
+    rows = "".join(row for batch in held_out_batches(text, data.held_out_tokens) for row in batch.row_hashes())
     depths: dict[str, Any] = {}
     for loops in row.test_loops or (arch.num_loops,):
         sums, targets = row_losses(net, held_out_batches(text, data.held_out_tokens), num_loops=loops, dtype=settings.dtype)
-        cost = cost_of(replace(shape, own_loops=own_loops(arch, loops)), ())
+        cost = cost_of(shape.at_depth(loops), ())
         depths[str(loops)] = {"flops_per_token": cost.flops_per_token, "loss_sums": sums, "targets": targets}
-    return {"num_parameters": sum(weight.numel() for weight in net.parameters()), "depths": depths}
+    parameters = sum(weight.numel() for weight in net.parameters())
+    return {"num_parameters": parameters, "held_out_sha256": hashlib.sha256(rows.encode()).hexdigest(), "depths": depths}

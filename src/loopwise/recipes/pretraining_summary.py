@@ -57,12 +57,13 @@ def summarise(table: PretrainingTable, out: str | Path) -> tuple[RowSummary, ...
     """Summarise whatever runs of a table are done; writes ``summary.json`` and ``report.md`` beside them.
 
     Raises:
-        TrainingError: none is done, or runs were measured on other held-out text.
+        TrainingError: none is done, or runs were measured on different held-out sequences.
     """
     out = Path(out)
     found = {row.name: _results(out, row) for row in table.rows}
     if not any(found.values()):
         raise TrainingError(f"{out}: no run of {table.name} is done; train some first")
+    _check_same_text(out, found)
     rows = []
     for row in table.rows:
         if found[row.name]:
@@ -83,6 +84,26 @@ def _results(out: Path, row: Row) -> dict[int, dict[str, Any]]:
     """What a row's runs left, by seed."""
     files = {int(file.parent.name.removeprefix("seed-")): file for file in (out / row.name).glob(f"seed-*/{LOSSES_FILE}")}
     return {seed: read_json(file) for seed, file in sorted(files.items())}
+
+
+def _check_same_text(out: Path, found: dict[str, dict[int, dict[str, Any]]]) -> None:
+    """Losses on different sequences are not compared; a run that does not say which ones it was measured on is not trusted.
+
+    Raises:
+        TrainingError: two runs differ, or one does not say.
+    """
+    remedy = f"remove every {LOSSES_FILE} and start the command again, which measures the trained models anew"
+    first: tuple[Path, str] | None = None
+    for name, runs in found.items():
+        for seed, run in runs.items():
+            if "failed" in run:
+                continue
+            folder, text = out / name / f"seed-{seed}", run.get("held_out_sha256")
+            if not text or "depths" not in run:
+                raise TrainingError(f"{folder / LOSSES_FILE}: does not say what the run was measured on; {remedy}")
+            first = first or (folder, text)
+            if text != first[1]:
+                raise TrainingError(f"{folder}: was measured on other held-out sequences than {first[0]}; {remedy}")
 
 
 def _summaries(row: Row, runs: dict[int, dict[str, Any]], reference: Row | None, others: dict[int, dict[str, Any]]) -> list[RowSummary]:

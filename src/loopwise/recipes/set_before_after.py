@@ -6,20 +6,23 @@ and after a long fine-tune (no-free-loop, A.3, B.1 and Table 9).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import stats
 from ..protocol import BeforeAfter, Bootstrap, Plan, TrialError, before_after
 from ..protocol.arms import Arm
-from ..protocol.post_training import corrected
+from ..protocol.post_training import check_times, corrected
 from ..protocol.words import interval, p_text, points
 from .learning_members import EQUAL_FLOPS, LOOPED, TWIN
 
 if TYPE_CHECKING:
     from .set_judging import SetTrialPlan
+
+
+_TITLE = "## Before and after: what post-training did to the loop's worth"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,40 @@ def check_before(plan: Plan, before: Plan, where: Path) -> None:
     ):
         if ours != theirs:
             raise TrialError(f"{where}: the trial before has {what} of {theirs}, this one of {ours}; evaluate both times alike")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What a trial is about to ask of one task."""
+
+    golds: Mapping[str, str | None]
+    """Reference answers by the names of items."""
+    items_hash: str | None = None
+    """As a run's header has it; None while no tokenizer is loaded."""
+
+
+def check_questions(asked: Mapping[str, Questions], before: Iterable[Arm], where: Path, num_parameters: int | None = None) -> None:
+    """Refuse a trial that is about to ask otherwise than the trial before did, by the same rules as its judging.
+
+    Args:
+        asked: by the tasks' names.
+        num_parameters: of this trial's model, where that is loaded.
+
+    Raises:
+        TrialError: the first difference; ``where`` opens the message.
+    """
+    for arm in before:
+        tables = {}
+        for task, questions in asked.items():
+            names = tuple(sorted(questions.golds))
+            hashes = () if questions.items_hash is None else (questions.items_hash,)
+            golds = tuple(questions.golds[name] for name in names)
+            tables[task] = replace(arm.tables[task], items=names, golds=golds, prompts=(), items_hashes=hashes)
+        now = replace(arm, name="this trial", num_parameters=num_parameters, tables=tables)
+        try:
+            check_times(replace(arm, name=f"{arm.name} (before)"), now)
+        except TrialError as error:
+            raise TrialError(f"{where}: {error}; ask as the trial before did, or leave --before out") from None
 
 
 def before_rows(
@@ -107,10 +144,15 @@ def _pairs(tested: SetTrialPlan) -> list[tuple[str, str]]:
     return found
 
 
+def not_judged_report(reason: str) -> list[str]:
+    """In place of the table."""
+    return [_TITLE, "", f"Not judged: {reason}"]
+
+
 def before_report(rows: Sequence[BeforeRow], before: SetTrialPlan) -> list[str]:
     """The table as lines of Markdown."""
     lines = [
-        "## Before and after: what post-training did to the loop's worth",
+        _TITLE,
         "",
         rows[0].contrast.statement,
         "",
@@ -137,4 +179,5 @@ def before_report(rows: Sequence[BeforeRow], before: SetTrialPlan) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     others = [row for row in rows if row.loops_before != row.loops]
     changed = [f"- {row.looped} had the loops {row.loops_before} before, {row.loops} after" for row in others]
-    return [*lines, *(["", *changed] if changed else [])]
+    notes = [f"- note: {note}" for note in dict.fromkeys(note for row in rows for note in row.contrast.notes)]
+    return [*lines, *(["", *changed, *notes] if changed or notes else [])]

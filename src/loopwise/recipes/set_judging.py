@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import stats
-from ..protocol import Bootstrap, Comparison, LargerModel, Plan, TrialError, Verdict, judge, plan_from_json, verdict_to_json
+from ..protocol import Bootstrap, LargerModel, Plan, TrialError, Verdict, judge, plan_from_json, verdict_to_json
 from ..protocol.arms import Arm
 from ..protocol.contrast import Contrasts
 from ..protocol.files import from_json
 from ..protocol.gather import SCORED_RULES, gather
-from ..protocol.words import interval, p_text, points
-from ..records import Run, read_json, read_run, write_json
+from ..records import RecordsError, Run, read_json, read_run, write_json
 from ..report import beside, render
 from .learning_members import EQUAL_FLOPS, LOOPED, TWIN
-from .set_before_after import BeforeRow, before_report, before_rows, check_before
+from .set_before_after import BeforeRow, before_report, before_rows, check_before, not_judged_report
+from .set_tables import PAIRS_FOLDER, ControlRow, set_report
 
 SET_PLAN_FILE, SET_VERDICT_FILE, SET_REPORT_FILE = "set_plan.json", "set_verdict.json", "set_report.md"
-PAIRS_FOLDER = "pairs"
 FORMAT = "loopwise-set-trial/1"
 _SAME_FLOPS = 1.001
 """Training FLOPs within this factor are equal: steps are whole."""
@@ -113,20 +112,6 @@ def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
         raise TrialError(f"{file}: damaged ({type(error).__name__}: {str(error)[:80]}); try the set in a new --out") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRow:
-    """The looped model against a looped control, the twin against a test depth, or the looped model against a longer trained twin."""
-
-    table: Literal["placements", "depths", "longer twins"]
-    ours: str
-    other: str
-    loops: str
-    """Of the control."""
-    comparison: Comparison
-    holm_p: float
-    """Over the rows of the table."""
-
-
 def judge_set(folder: str | Path) -> Verdict:
     """Judge every pair of a set's trial by its plan and compare the controls; writes verdicts, reports and tables anew.
 
@@ -134,7 +119,8 @@ def judge_set(folder: str | Path) -> Verdict:
         The verdict of the loop under test; those of longer trained pairs lie under ``pairs/``.
 
     Raises:
-        TrialError: no plan, a planned arm without a run, or runs that do not belong together.
+        TrialError: no plan, a planned arm without a run, or runs that do not belong together; or a trial before that cannot be
+            compared, which is said after all else is written.
         RecordsError: a damaged run.
     """
     folder = Path(folder)
@@ -155,14 +141,17 @@ def judge_set(folder: str | Path) -> Verdict:
         render(verdict, where, plan=plan, headers=[run.header for run in (*runs[looped.name], *runs[twin.name], *unlooped)])
         verdicts[looped.name] = verdict
     rows = _control_rows(tested, runs, plan)
-    changes, their_lines = _against_before(folder, tested, runs, plan)
+    changes, their_lines, fault = _against_before(folder, tested, runs, plan)
     values = {
         "pairs": {name: one.sentence for name, one in verdicts.items()},
         "controls": [asdict(row) for row in rows],
         "before_after": [asdict(row) for row in changes],
+        "before_after_fault": fault or None,
     }
     write_json(folder / SET_VERDICT_FILE, values)
     (folder / SET_REPORT_FILE).write_text(set_report(tested, verdicts, rows, their_lines), encoding="utf-8")
+    if fault:
+        raise TrialError(f"before and after were not judged, all else is in {folder / SET_REPORT_FILE}: {fault}")
     return verdicts[LOOPED]
 
 
@@ -191,23 +180,31 @@ def read_before(plan: Plan, where: Path) -> tuple[Plan, SetTrialPlan]:
     return found
 
 
+def arms_before(tested: SetTrialPlan, plan: Plan, where: Path) -> tuple[SetTrialPlan, dict[str, Arm]]:
+    """The trial before, and its deciding arm of every member that this one has too.
+
+    Raises:
+        TrialError: as `read_before`, or an arm without a complete run.
+        RecordsError: a damaged run.
+    """
+    its_plan, its = read_before(plan, where)
+    ours = {one.name for one in tested.members}
+    return its, {one.name: _deciding(_runs_of(where, one), its_plan) for one in its.members if one.name in ours}
+
+
 def _against_before(
     folder: Path, tested: SetTrialPlan, runs: Mapping[str, Sequence[Run]], plan: Plan
-) -> tuple[tuple[BeforeRow, ...], Sequence[str]]:
-    """The differences of differences against the trial before, and their table; nothing where there is none."""
+) -> tuple[tuple[BeforeRow, ...], Sequence[str], str]:
+    """The differences of differences against the trial before, their table, and why there are none; nothing without such a trial."""
     if tested.before is None:
-        return (), ()
-    where = folder / tested.before
-    its_plan, its = read_before(plan, where)
-    rows = before_rows(
-        tested,
-        its,
-        lambda name: _deciding(runs[name], plan),
-        lambda name: _deciding(_runs_of(where, its.named(name)), its_plan),
-        Bootstrap(resamples=plan.resamples, seed=plan.resampling_seed, resampling=plan.resampling),
-        plan.alpha,
-    )
-    return rows, before_report(rows, its)
+        return (), (), ""
+    try:
+        its, arms = arms_before(tested, plan, folder / tested.before)
+        bootstrap = Bootstrap(resamples=plan.resamples, seed=plan.resampling_seed, resampling=plan.resampling)
+        rows = before_rows(tested, its, lambda name: _deciding(runs[name], plan), arms.__getitem__, bootstrap, plan.alpha)
+    except (TrialError, RecordsError) as error:  # what was evaluated is judged all the same
+        return (), not_judged_report(str(error)), str(error)
+    return rows, before_report(rows, its), ""
 
 
 def _runs_of(folder: Path, member: TriedMember) -> list[Run]:
@@ -254,38 +251,3 @@ def _deciding(runs: Sequence[Run], plan: Plan) -> Arm:
 
 def _scored(runs: Sequence[Run]) -> bool:
     return all(run.header.get("rule") in SCORED_RULES for run in runs)
-
-
-_TITLES = {
-    "placements": "Looped controls of equal cost: the loop under test against the same recipe with its loop elsewhere",
-    "depths": "Test depths: the looped model at other numbers of passes against its twin",
-    "longer twins": "Shown, never deciding: the loop under test against twins that were trained longer than it (not a fair test, B.2)",
-}
-
-
-def set_report(tested: SetTrialPlan, verdicts: Mapping[str, Verdict], rows: Sequence[ControlRow], more: Sequence[str] = ()) -> str:
-    """The set's tables as Markdown, ``more`` behind them."""
-    lines = [f"# The set {tested.folder}, seeds {', '.join(map(str, tested.seeds))}", ""]
-    for name, verdict in verdicts.items():
-        looped = tested.named(name)
-        candidates = ", ".join(one.name for one in tested.candidates(looped))
-        where = "report.html" if name == LOOPED else f"{PAIRS_FOLDER}/{name}/report.html"
-        lines += [f"## {name}: {verdict.verdict}", "", verdict.sentence, ""]
-        lines += [f"Unlooped candidates beside its twin: {candidates or 'none'}. Report: {where}", ""]
-    for table, title in _TITLES.items():
-        if of_table := [row for row in rows if row.table == table]:
-            lines += [f"## {title}", "", *_table(of_table), ""]
-    lines += [*more, ""]
-    lines += [f"- left out, {name}: {reason}" for name, reason in tested.left_out.items()]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(rows: Sequence[ControlRow]) -> list[str]:
-    lines = ["| first | second | loops | first % | second % | difference, points | p (Holm) | seeds ahead |"]
-    lines.append("| --- | --- | --- | ---: | ---: | --- | --- | ---: |")
-    for row in rows:
-        c = row.comparison
-        cells = (row.ours, row.other, row.loops, f"{c.looped_percent:.1f}", f"{c.other_percent:.1f}")
-        difference = f"{points(c.delta_points)} {interval(c.ci95)}"
-        lines.append("| " + " | ".join((*cells, difference, p_text(row.holm_p), f"{c.seeds_favouring} of {len(c.seeds)}")) + " |")
-    return lines

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..evaluation import items_hash
 from ..loops import format_loops, parse_loops, with_passes
 from ..models import load, resolve, resolve_loops
 from ..protocol import Plan, PlannedArm, TrialError, Verdict
@@ -24,7 +25,8 @@ from .arm_runner import ArmRunner, Pair
 from .learning_files import read_result, read_set
 from .learning_members import LOOPED, TWIN
 from .learning_summary import shared_alarms
-from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, judge_set, read_before, set_plan_to_json
+from .set_before_after import Questions, check_questions
+from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, arms_before, judge_set, set_plan_to_json
 from .trial import check_answering, keep_plan, plan_trial
 from .trial_settings import Progress, TrialSettings
 
@@ -66,19 +68,37 @@ def set_trial(
         task.load(settings.data, settings.limit)  # fails before a model is loaded
     tested = plan_members(folder, depths)
     source = resolve(_model_folder(tested, tested.named(LOOPED), tested.seeds[0]))
-    check_answering(settings, source, chosen)
+    check_answering(settings, [source], chosen)
     loops = resolve_loops(source, tested.named(LOOPED).loops)
     plan = replace(plan_trial(source, loops, chosen, budgets, settings), model=str(folder), seeds=tested.seeds)
     if before is not None:
-        if Path(before).resolve() == out.resolve():
-            raise TrialError(f"{out}: a trial cannot be its own before; give the trial of the set before post-training")
-        read_before(plan, Path(before))
-        tested = replace(tested, before=os.path.relpath(Path(before).resolve(), out.resolve()))
+        tested = _with_before(tested, plan, chosen, Path(before), out, settings)
     _check_planned(out, tested)
     keep_plan(out, plan, settings)
     write_json(out / SET_PLAN_FILE, set_plan_to_json(tested))
     _Evaluating(tested, plan, {task.name: task for task in chosen}, out, settings, progress).run()
     return judge_set(out)
+
+
+def _with_before(tested: SetTrialPlan, plan: Plan, tasks: Sequence[Task], before: Path, out: Path, settings: TrialSettings) -> SetTrialPlan:
+    """The set's plan with the trial before, which asked just what this one is about to ask.
+
+    Raises:
+        TrialError: another trial, or one that asked otherwise.
+    """
+    if before.resolve() == out.resolve():
+        raise TrialError(f"{out}: a trial cannot be its own before; give the trial of the set before post-training")
+    _, arms = arms_before(tested, plan, before)
+    items = {task.name: task.load(settings.data, settings.limit) for task in tasks}
+    asked = {name: Questions(golds={item.name: item.gold for item in of}) for name, of in items.items()}
+    check_questions(asked, arms.values(), before)  # needs no model
+    looped = tested.named(LOOPED)
+    model, tokenizer = load(_model_folder(tested, looped, tested.seeds[0]), loops=looped.loops, dtype=settings.dtype, device="cpu")
+    for task in tasks:
+        found = items_hash(model, tokenizer, task, items[task.name], thinking=settings.thinking)
+        asked[task.name] = replace(asked[task.name], items_hash=found)
+    check_questions(asked, arms.values(), before, sum(one.numel() for one in model.parameters()))
+    return replace(tested, before=os.path.relpath(before.resolve(), out.resolve()))
 
 
 def plan_members(folder: Path, depths: Sequence[int] = ()) -> SetTrialPlan:
@@ -205,6 +225,7 @@ class _Evaluating:
     def _member(self, member: TriedMember, seed: int, done: float, total: float, host: VllmHost) -> None:
         looped = member.loops != "none"
         source = _model_folder(self.tested, member, seed)
+        host.stop()  # the memory of the one before
         loaded = load(source, loops=member.loops, dtype=self.settings.dtype, device=self.settings.device)
         loops = resolve_loops(resolve(source), member.loops)
         report = None if self.progress is None else partial(self._report, done, total)

@@ -43,6 +43,7 @@ from ..training import (
     join,
     train,
 )
+from .first_model import begin_with, check_known
 
 HELD_OUT_LOSS = "held_out_loss"
 
@@ -131,14 +132,25 @@ class TrainingData:
             DataError: ``held_out`` holds no shards, or less than one sequence.
             TrainingError: it was made with another tokenizer than ``shards``.
         """
+        found = self.held_out_shards(shards)
+        if found is None:
+            return None
+        options: dict[str, Any] = dict(sequence_tokens=self.sequence_tokens, seed=0, document_mask=self.document_mask)
+        return PackedSequences(found.select(ALL), name="held-out", **options)
+
+    def held_out_shards(self, shards: TokenShards) -> TokenShards | None:
+        """The shards of that text; None where there are none.
+
+        Raises:
+            DataError, TrainingError: as `held_out_text`.
+        """
         folder = self.folders[0] / HELD_OUT_FOLDER if self.held_out is None else self.held_out
         if self.held_out is None and not (folder / INDEX_FILE).exists():
             return None
         found = TokenShards.open(folder)
         if found.tokenizer.sha256 != shards.tokenizer.sha256:
             raise TrainingError(f"{folder} was made with another tokenizer than {shards.folder}; give held-out text of the same one")
-        options: dict[str, Any] = dict(sequence_tokens=self.sequence_tokens, seed=0, document_mask=self.document_mask)
-        return PackedSequences(found.select(ALL), name="held-out", **options)
+        return found
 
     def _mixture(self) -> Mixture:
         return named_mixture(self.mixture).scaled(self.skip_tokens + self.num_tokens)
@@ -174,10 +186,15 @@ def run_training(
     if settings.num_steps != data.num_steps:
         raise TrainingError(f"num_steps is {settings.num_steps}, the data make {data.num_steps}; give TrainingData.num_steps")
     held_out = data.held_out_text(shards[0])
+    if held_out is None and execution.evaluate_every_steps is not None:
+        asked = f"evaluate_every_steps is {execution.evaluate_every_steps}"
+        raise TrainingError(f"{asked}, and {data.folders[0]} has no held-out text; give --held-out, or leave it out")
     ranks = join(execution.device)
     net, tokenizer = _model(model, data, settings, execution, ranks, shards[0], seed=seed, changes=changes or {})
     if first_weights is not None:
-        _begin_with(net, first_weights)
+        begin_with(net, first_weights)
+    if held_out is not None:
+        check_known(net, held_out_batches(held_out, data.held_out_tokens))
     evaluate = partial(_evaluate, held_out, data, settings, ranks) if held_out else None
     return train(net, source, settings, out, execution=execution, evaluate=evaluate, tokenizer=tokenizer, reporter=reporter)
 
@@ -204,12 +221,18 @@ def architecture(name: str, changes: Mapping[str, Any], shards: TokenShards) -> 
 
     Raises:
         NetError: no such name, or changes that cannot be.
-        TrainingError: a change of something that is no field.
+        TrainingError: a change of something that is no field; a vocabulary that is too small.
     """
     unknown = sorted(changes.keys() - Architecture.__dataclass_fields__.keys())
     if unknown:
         raise TrainingError(f"an architecture has no field {unknown[0]!r}; use {', '.join(Architecture.__dataclass_fields__)}")
-    return named(name, **{"vocab_size": shards.tokenizer.vocab_size, **changes})
+    made = named(name, **{"vocab_size": shards.tokenizer.vocab_size, **changes})
+    if made.vocab_size < shards.tokenizer.vocab_size:
+        raise TrainingError(
+            f"{shards.folder} has {shards.tokenizer.vocab_size} token ids, too many for a vocabulary of {made.vocab_size}; leave "
+            "vocab_size out, or give at least so many"
+        )
+    return made
 
 
 def _model(
@@ -239,22 +262,6 @@ def _model(
     folder = shards.tokenizer_folder
     tokenizer = None if folder is None else AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return net, tokenizer
-
-
-def _begin_with(net: PreTrainedModel, folder: Path) -> None:
-    """Give a network the weights of another one with the same parameters.
-
-    Raises:
-        TrainingError: parameters that the two do not share.
-        ModelError: no such model.
-    """
-    weights = load(folder, loops="none", dtype="fp32").model.state_dict()
-    own = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
-    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if own != there:
-        name = min(name for name in own.keys() | there.keys() if own.get(name) != there.get(name))
-        raise TrainingError(f"{folder}: its {name} is {there.get(name)}, the network's is {own.get(name)}; give one of the same shape")
-    net.load_state_dict(weights)
 
 
 def _estimate(shape: ModelShape, data: TrainingData, settings: TrainSettings, execution: Execution, ranks: Ranks) -> Estimate:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..cost import cost_of, read_shape
-from ..evaluation import Ranks, check_vllm_way, task_budget_tokens
+from ..evaluation import Ranks, check_vllm_way, items_hash, task_budget_tokens
 from ..loops import Loop, format_loops
-from ..models import Source, load, resolve, resolve_loops, trained_loops
+from ..models import Loaded, Source, load, resolve, resolve_loops, trained_loops
 from ..protocol import (
     Plan,
     PlannedTask,
@@ -97,7 +97,7 @@ def answer_trial(
     if not checked:
         raise TrialError(f"{model} has no loop; give loops, e.g. '10:14 x2'")
     _check_twin(source, twin)
-    check_answering(settings, source, chosen, ranks)
+    check_answering(settings, [source, *([] if twin is None else [resolve(twin)])], chosen, ranks)
     plan = plan_trial(source, checked, chosen, budgets, settings)
     repeated = arms_repeated(plan, deciding_twin(plan).name, deciding=settings.noise_floor, others=settings.noise_floor_of)
     if ranks.rank == 0:
@@ -107,6 +107,8 @@ def answer_trial(
         progress = None
     looped = load(model, loops=checked, dtype=settings.dtype, device=settings.device)
     other = looped if twin is None else load(twin, loops="none", dtype=settings.dtype, device=settings.device)
+    if twin is not None:
+        _check_asked(looped, other, chosen, settings)
     with VllmHost() as host:
         pair = Pair(looped, other, checked)
         del looped, other  # a larger model may need their memory
@@ -121,7 +123,7 @@ def answer_trial(
                     runner.noise_floor(arm)
 
 
-def check_answering(settings: TrialSettings, source: Source, tasks: Sequence[Task], ranks: Ranks | None = None) -> None:
+def check_answering(settings: TrialSettings, sources: Sequence[Source], tasks: Sequence[Task], ranks: Ranks | None = None) -> None:
     """Refuse an engine that cannot answer, before a model is loaded.
 
     Raises:
@@ -130,7 +132,8 @@ def check_answering(settings: TrialSettings, source: Source, tasks: Sequence[Tas
     if settings.engine == "vllm":
         if all(task.kind != "generate" for task in tasks):
             raise TrialError(f"engine 'vllm' has nothing to decode: {tasks[0].name} is answered by options; leave --engine out")
-        check_vllm_way(source, fixed_rows=settings.fixed_rows, num_ranks=ranks.size if ranks else 1)
+        larger = [] if settings.larger_model is None else [resolve(settings.larger_model, weights=False)]
+        check_vllm_way([*sources, *larger], fixed_rows=settings.fixed_rows, num_ranks=ranks.size if ranks else 1)
 
 
 def _check_twin(source: Source, twin: str | Path | None) -> None:
@@ -142,6 +145,15 @@ def _check_twin(source: Source, twin: str | Path | None) -> None:
             )
     elif others := trained_loops(resolve(twin)):
         raise TrialError(f"{twin} was trained with loops of its own, {format_loops(others)}; a twin has none: compare the two with judge")
+
+
+def _check_asked(looped: Loaded, twin: Loaded, tasks: Sequence[Task], settings: TrialSettings) -> None:
+    """Refuse twins that read the same questions otherwise: judging would, after every answer."""
+    for task in tasks:
+        items = task.load(settings.data, settings.limit)
+        one, other = (items_hash(*pair, task, items, thinking=settings.thinking) for pair in (looped, twin))
+        if one != other:
+            raise TrialError(f"{task.name}: the twin's tokenizer or chat template is not the looped model's; give both folders the same")
 
 
 def plan_trial(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], budgets: Sequence[int], settings: TrialSettings) -> Plan:

@@ -122,6 +122,8 @@ def estimate_trial(
     settings, known, out = settings or TrialSettings(), known or Known(), Path(out)
     if known.probe and known.tokens_per_second is not None:
         raise TrialError("a throughput is measured by a probe or given, not both; leave one out")
+    if known.probe and settings.engine != "eager":
+        raise TrialError(f"a probe decodes eagerly and says nothing of engine {settings.engine!r}; give a throughput")
     given = None
     if known.tokens_per_second is not None:
         given = Throughput(tokens_per_second=known.tokens_per_second, source="as given")
@@ -136,7 +138,11 @@ def estimate_trial(
     repeated = arms_repeated(plan, deciding_twin(plan).name, deciding=settings.noise_floor, others=settings.noise_floor_of)
     prior = read_prior(known.prior or ((out,) if out.is_dir() else ()))
     shapes = _Shapes(source, checked, settings)
-    throughput = given or (_probe(source, chosen[0], items[chosen[0].name], settings) if known.probe else prior.throughput(plan.batch_size))
+    throughput = given
+    if given is None and known.probe:
+        throughput = _probe(source, chosen[0], items[chosen[0].name], settings)
+    elif given is None:
+        throughput = prior.throughput(plan.batch_size, engine=settings.engine)
     arms = tuple(
         _arm(arm, plan, {task.name: task for task in chosen}, items, shapes, prior, throughput) for arm in plan.arms() if arm.applicable
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from ..loops import Loop, call_sites, format_loops
@@ -16,6 +18,9 @@ from ..models.sidecar import check_base
 from .configured import LOOPS
 from .plugin import ARCHITECTURES
 
+SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.5}
+"""Of the memory that is free, for vLLM's weights and cache. vLLM's own share is of all memory, whoever has some of it: a Hugging Face
+model may lie in it already, and on a CPU other programs."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -89,7 +94,8 @@ def load_engine(
         dtype: ``auto`` is the weights' own, where vLLM's word would make bf16 of fp32.
         max_tokens: longest sequence; None is the model's own, for which vLLM must have room.
         max_rows: sequences that run at once.
-        cache_bytes: room for keys, values and states; None leaves it to vLLM, which takes a share of the device's memory.
+        cache_bytes: room for keys, values and states; None leaves it to vLLM, which fills the memory that it gets: nine tenths of what
+            is free on a GPU, half on a CPU, or what ``gpu_memory_utilization`` among the settings says.
         eager: without torch.compile and without CUDA graphs; on a CPU compiling takes longer than a small evaluation.
         settings: further arguments of ``vllm.LLM``, e.g. ``tensor_parallel_size``.
 
@@ -118,7 +124,7 @@ def load_engine(
         trust_remote_code=False,
         load_format="safetensors",
         additional_config={LOOPS: format_loops(chosen)},
-        **(settings or {}),
+        **{"gpu_memory_utilization": _memory_share()} | (settings or {}),
     )
     running = llm.llm_engine.vllm_config.model_config
     return VllmEngine(
@@ -132,6 +138,14 @@ def load_engine(
         dtype=str(running.dtype).removeprefix("torch."),
         version=str(vllm.__version__),
     )
+
+
+def _memory_share() -> float:
+    """What vLLM calls ``gpu_memory_utilization``, on a CPU too."""
+    on_card = torch.cuda.is_available()
+    names = ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES")
+    free, total = torch.cuda.mem_get_info() if on_card else map(os.sysconf, names)
+    return SHARE_OF_FREE["cuda" if on_card else "cpu"] * free / total
 
 
 def _check_numbers(**numbers: int | None) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models import Source, loops_of, source_of
+from ..loops import Loop
+from ..models import Source, loops_of, model_hash, source_of
 from ..models.loading import CHANGED
 from .engine import DTYPES, ServingError, VllmEngine, check_architecture, load_engine
-
-SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.5}
-"""Of the memory that is free, for vLLM's weights and cache. vLLM's own share is of all memory, whoever has some of it: here a model lies
-in it already, and on a CPU other programs."""
+from .plugin import ENDS_WITH_PARENT
 
 
 def check_vllm(source: Source) -> None:
@@ -46,6 +44,7 @@ class VllmHost:
         """
         self._cache_bytes, self._eager, self._settings = cache_bytes, eager, settings or {}
         self._engine: VllmEngine | None = None
+        self._runs: tuple[str, tuple[Loop, ...], torch.dtype] | None = None
         self._tokens = self._rows = 0
 
     def __enter__(self) -> VllmHost:
@@ -67,15 +66,14 @@ class VllmHost:
                 "engine 'vllm' reads a model's files, and this one was never loaded from some, or was changed in memory since; "
                 "save it and load the folder, or use the own engine"
             )
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        fits = self._engine and self._tokens >= max_tokens and self._rows >= max_rows
-        running = self._engine and (self._engine.source.folder, self._engine.loops, self._engine.dtype)
-        if not fits or running != (source.folder, loops_of(model), dtype):
+        if model.device.index:
+            raise ServingError(f"engine 'vllm' takes the first device that it sees, not {model.device}; set CUDA_VISIBLE_DEVICES instead")
+        wanted = (model_hash(model), loops_of(model), next(model.parameters()).dtype)
+        if self._engine is None or wanted != self._runs or self._tokens < max_tokens or self._rows < max_rows:
             self.stop()
             # What was asked for once is likely to be asked for again, and a start takes longer than a larger one.
             self._tokens, self._rows = max(self._tokens, max_tokens), max(self._rows, max_rows)
-            self._engine = self._start(model, source, dtype)
-        assert self._engine is not None
+            self._engine, self._runs = self._start(model, source), wanted
         return self._engine
 
     def stop(self) -> None:
@@ -89,12 +87,11 @@ class VllmHost:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _start(self, model: PreTrainedModel, source: Source, dtype: str) -> VllmEngine:
+    def _start(self, model: PreTrainedModel, source: Source) -> VllmEngine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+        os.environ[ENDS_WITH_PARENT] = "1"
         on_card = model.device.type == "cuda"
-        names = ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES")
-        free, total = torch.cuda.mem_get_info(model.device) if on_card else map(os.sysconf, names)
-        share = {"gpu_memory_utilization": SHARE_OF_FREE["cuda" if on_card else "cpu"] * free / total}  # vLLM's name for it on a CPU, too
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         return load_engine(
             source.folder,
             loops=loops_of(model),
@@ -103,5 +100,5 @@ class VllmHost:
             max_rows=self._rows,
             cache_bytes=self._cache_bytes,
             eager=not on_card if self._eager is None else self._eager,
-            settings=share | self._settings,
+            settings=self._settings,
         )

@@ -42,7 +42,8 @@ class LoraSettings:
     """Of what an adapter reads. A guess; above 0, the loss of a fresh adapter is still its base's."""
     targets: tuple[str, ...] = ()
     """Linear modules by the ends of their names, e.g. q_proj; empty is every one in the decoder's layers ("on every linear layer",
-    A.3). Never the head: a tied one is the embedding too, and the loss reads its matrix alone."""
+    A.3), and then a model that keeps matrices outside of them, as mixtures of experts do, is refused. Never the head: a tied one is the
+    embedding too, and the loss reads its matrix alone."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
@@ -66,17 +67,40 @@ def lora_targets(model: nn.Module, settings: LoraSettings) -> tuple[str, ...]:
     """The full names of the modules that get an adapter; also of a model on the meta device.
 
     Raises:
-        TrainingError: a target that no linear module of the layers has, or a head tied to the embedding.
+        TrainingError: a target that no linear module of the layers has; or no targets, and matrices that are in no linear module.
         ModelError: an unknown family.
     """
     layers = decoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
     linear = [f"{prefix}.{name}" for name, module in layers.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    if not settings.targets:
+        _check_reach(model, layers, prefix)
     for target in settings.targets:
         if not any(_ends(name, target) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise TrainingError(f"LoRA target {target!r} is no linear module of {type(model).__name__}'s layers; use some of {known}")
     return tuple(name for name in linear if not settings.targets or any(_ends(name, target) for target in settings.targets))
+
+
+def _check_reach(model: nn.Module, layers: nn.Module, prefix: str) -> None:
+    """Check that the layers keep every matrix in a module that an adapter goes into, or in a convolution, which is no linear layer.
+
+    PEFT can adapt single tensors too; not what is not tested here: merging them exactly, with gradients through every pass.
+
+    Raises:
+        TrainingError: they do not, as transformers' mixtures of experts, whose experts are one tensor; the largest is named.
+    """
+    held = {
+        name: parameter
+        for name, parameter in layers.named_parameters()
+        if parameter.dim() > 1 and not isinstance(layers.get_submodule(name.rpartition(".")[0]), nn.Linear | Conv1D | nn.Conv1d)
+    }
+    if held:
+        name = max(held, key=lambda one: held[one].numel())
+        raise TrainingError(
+            f"{type(model).__name__} keeps {prefix}.{name} {list(held[name].shape)} outside of linear layers, where adapters do not "
+            "reach; train all weights (short-ft, long-ft, continued), or name LoRA targets in Python"
+        )
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:

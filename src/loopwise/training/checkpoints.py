@@ -78,8 +78,7 @@ def load_checkpoint(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -
         try:
             load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=ranks.size == 1)
         except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
-            words = " ".join(str(error).split())[:200]
-            raise TrainingError(f"{folder}: does not fit this run ({words}); give a new --out") from None
+            raise TrainingError(f"{folder}: does not fit this run ({_reason(error)}); give a new --out") from None
 
 
 def newest_checkpoint(out: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
@@ -105,10 +104,18 @@ def checkpoint_folders(out: Path) -> list[Path]:
     return sorted(folder for folder in found if folder.suffix not in (_UNFINISHED, _REMOVED) and folder.is_dir())
 
 
-def keep_newest(out: Path, count: int) -> None:
-    """Remove all but the newest checkpoints, and what killed writers left."""
-    for folder in checkpoint_folders(out)[:-count]:
+def keep_newest(out: Path, count: int, *, written: Path) -> None:
+    """Remove all but the newest checkpoints, and what killed writers left.
+
+    Args:
+        written: the checkpoint that was just written. A later one was found damaged when the run went on from before it
+            (`newest_checkpoint`): it goes, and counts for none.
+    """
+    folders = checkpoint_folders(out)
+    last = folders.index(written) + 1
+    for folder in folders[: max(last - count, 0)] + folders[last:]:
         removed = folder.with_name(folder.name + _REMOVED)  # so that a kill leaves none that looks whole
+        shutil.rmtree(removed, ignore_errors=True)
         folder.rename(removed)
     for suffix in (_UNFINISHED, _REMOVED):
         for folder in (out / CHECKPOINTS).glob(f"{_PREFIX}*{suffix}"):
@@ -151,5 +158,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _disk_error(error: BaseException, part: Path) -> OSError:
-    words = " ".join(str(error).split())[:200]
-    return OSError(f"{part}: cannot be written ({words}); the checkpoints before are safe, the same command goes on when there is room")
+    safe = "the checkpoints before are safe, the same command goes on when there is room"
+    return OSError(f"{part}: cannot be written ({_reason(error)}); {safe}")
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line. The text of torch's exception is a traceback of each process; its failures are what they raised."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

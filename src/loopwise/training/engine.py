@@ -24,11 +24,12 @@ from .flops import step_flops
 from .losses import loss_in_forward, to_device
 from .metrics import MetricsWriter, StepMetrics, peak_flops, read_evaluations, read_metrics
 from .objectives import LossModule, NextToken, Objective, StepContext
-from .optimizers import fill_gradients, make_optimizers, optimizer_tensors, parameter_groups, set_learning_rates
-from .preparing import check_memory, check_model, compute_settings, draw_seed, peak_memory_bytes, prepare, run_header
+from .optimizers import fill_gradients, make_optimizers, parameter_groups, set_learning_rates
+from .preparing import check_memory, check_model, compute_settings, draw_seed, peak_memory_bytes, prepare, run_header, vocabulary_of
 from .reporting import Reporter, Silent, State, TrainResult, duration
-from .saving import ADAPTER_FOLDER, MODEL_FOLDER, bind_header, lock, save_model
-from .settings import DivergedError, Execution, TrainingError, TrainSettings
+from .resuming import check_batches, run_tensors
+from .saving import ADAPTER_FOLDER, MODEL_FOLDER, claim, save_model
+from .settings import DivergedError, Execution, TrainSettings
 
 Evaluate = Callable[[PreTrainedModel, int], dict[str, float]]
 """Called on every process with the model and the number of updates made; gives named numbers, the same on all."""
@@ -73,17 +74,7 @@ def train(
     minimised = objective or NextToken()
     reporter.note(check_memory(model, source, settings, execution, ranks, minimised))
     header = run_header(model, source, settings, objective)
-
-    def claim() -> int:
-        handle = lock(out)
-        try:
-            bind_header(out, header)
-        except BaseException:
-            os.close(handle)
-            raise
-        return handle
-
-    handle = ranks.from_first(claim)
+    handle = ranks.from_first(lambda: claim(out, header))
     try:
         with compute_settings(settings, execution, ranks):
             return _Run(model, source, settings, minimised, execution, out, ranks, reporter).train(evaluate, tokenizer)
@@ -126,7 +117,7 @@ class _Run:
         self._resume()
         writer = MetricsWriter(self.out, after_step=self.state.step) if self.ranks.rank == 0 else None
         num_steps, first_step = self.settings.num_steps, self.state.step
-        feeder = Feeder(self.source, self.ranks, first_step=first_step, num_steps=num_steps)
+        feeder = Feeder(self.source, self.ranks, first_step=first_step, num_steps=num_steps, vocabulary=vocabulary_of(self.model))
         seconds: list[float] = []
         try:
             for step in range(first_step, num_steps):
@@ -154,12 +145,12 @@ class _Run:
         """One update, step ``step`` counted from 0.
 
         Raises:
-            TrainingError: a loss or gradient that is not finite; the weights are as before the step.
+            TrainingError: tokens that the model does not know, no target, a loss or gradient that is not finite; the weights are as
+                before the step.
         """
         began = time.perf_counter()
         fed = feeder(step)
-        if not fed.num_targets:
-            raise TrainingError(f"step {step + 1}: batch {fed.hash[:16]} has no target; give longer sequences or leave document masks out")
+        fed.check(step)
         learning_rate = set_learning_rates(self.optimizers, self.settings, step)
         depth, passes = self._depth(step), self._passes(step)
         size = self.execution.micro_batch_sequences or len(fed.rows)
@@ -259,22 +250,14 @@ class _Run:
         batch = f"batch {fed.hash[:16]} (metrics before it are in {self.out})"
         raise DivergedError(f"step {step + 1}: the {what} is {value} on {batch}; {safe}; try a lower learning rate in a new --out")
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds: what is trained, and nothing that is frozen."""
-        settle(self.model)
-        trained = (named for named in self.model.named_parameters() if named[1].requires_grad)
-        parameters = {f"model.{name}": parameter.detach() for name, parameter in trained}
-        saved = self.model.state_dict()
-        buffers = {f"model.{name}": buffer for name, buffer in self.model.named_buffers() if name in saved}
-        state = optimizer_tensors(self.model, self.optimizers)
-        return parameters | buffers | {f"optimizer.{name}": tensor for name, tensor in state.items()}
-
     def _resume(self) -> None:
         found = self.ranks.from_first(lambda: newest_checkpoint(self.out, self.reporter.note))
         if found is None:
             return
         folder, state = found
-        load_checkpoint(folder, self._tensors(), self.ranks)
+        if state.step < self.settings.num_steps:  # else no batch is read
+            self.ranks.from_first(lambda: check_batches(self.out, self.source, state.step))
+        load_checkpoint(folder, run_tensors(self.model, self.optimizers), self.ranks)
         self.state = state
         self.reporter.note(f"going on after step {state.step} from {folder}")
 
@@ -294,9 +277,9 @@ class _Run:
             return
         if writer:
             writer.sync()
-        save_checkpoint(self.out, self.state, self._tensors(), self.ranks)
+        written = save_checkpoint(self.out, self.state, run_tensors(self.model, self.optimizers), self.ranks)
         if self.ranks.rank == 0:
-            keep_newest(self.out, self.execution.keep_checkpoints)
+            keep_newest(self.out, self.execution.keep_checkpoints, written=written)
 
     def _tell_time(self, seconds: list[float]) -> None:
         left = (self.settings.num_steps - self.state.step) * sum(seconds) / len(seconds)

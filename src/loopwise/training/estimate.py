@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from ..cost import ModelShape, training_flops
+from ..cost import ModelShape, cost_of, training_flops
 from ..loops import Loop, call_sites
+from ..nets.recurrence import Recurrence
 from .settings import Execution, TrainingError, TrainSettings
 
 _FP32 = 4
@@ -25,11 +28,12 @@ class Estimate:
     optimizer_bytes: int
     """fp32: two moments for AdamW, one for Muon's matrices."""
     activations_bytes: int
-    """Kept for the backward pass of one micro-batch: `activation_bytes`."""
+    """Kept for the backward pass of one micro-batch, of the deepest step: `activation_bytes`."""
     head_bytes: int
     """Of the loss: a chunk's logits, and the gradient of the head's matrix that is summed up beside the weights' own."""
     flops: float
-    """Matrix products of training: 6 times the parameters that a token meets, in each loop anew, times the tokens."""
+    """Matrix products of training: 6 times the parameters that a token meets, in each loop anew, times the tokens; 2 times in a loop
+    without gradients."""
     tokens: int
     """Inputs over all steps."""
 
@@ -58,14 +62,19 @@ def estimate(
 ) -> Estimate:
     """What a run would take, from the model's shape alone.
 
+    Depths that steps draw are drawn here too, from the same seed: memory is that of the step that keeps the most loops, FLOPs are those
+    of all steps together.
+
     Args:
         num_sequences: of a step, over all processes.
         loops: of a model that loops were put into; a network of ``loopwise.nets`` has its own.
         num_trained: parameters that are trained, beside frozen ones; None: all of the model's.
 
     Raises:
-        TrainingError: rows that cannot be shared out evenly.
+        TrainingError: rows that cannot be shared out evenly; drawn depths of a model without a loop of its own.
     """
+    if settings.recurrence is not None and shape.own_loop is None:
+        raise TrainingError(f"recurrence is for networks of nets:..., not for a {shape.family}; leave it out")
     if num_sequences % num_ranks:
         raise TrainingError(f"a batch of {num_sequences} sequences over {num_ranks} processes; give a multiple of {num_ranks}")
     rows = num_sequences // num_ranks
@@ -78,22 +87,56 @@ def estimate(
     chunk = min(1 << 24, rows * sequence_tokens * shape.vocab_size)
     tokens = settings.num_steps * num_sequences * sequence_tokens
     loops = tuple(loops)
+    if settings.recurrence is None:
+        deepest, flops = shape, training_flops(shape, loops, tokens)
+    else:
+        drawn = _drawn_depths(settings.recurrence, settings.seed, settings.num_steps, num_sequences)
+        deepest, loops, flops = shape.at_depth(drawn.kept_loops), (), _drawn_flops(shape, drawn) * tokens
     return Estimate(
         weights_bytes=_FP32 * shape.num_parameters // shared + (2 * (matrices + shape.head_parameters) if bf16 else 0),
         # DDP averages gradients in buckets, which the gradients are views of
         gradients_bytes=_FP32 * trained // shared,
         optimizer_bytes=_FP32 * moments // shared,
-        activations_bytes=activation_bytes(shape, rows * sequence_tokens, settings, execution, loops),
+        activations_bytes=activation_bytes(deepest, rows * sequence_tokens, settings, execution, loops),
         head_bytes=3 * _FP32 * chunk + _FP32 * shape.head_parameters,
-        flops=training_flops(shape, loops, tokens),
+        flops=flops,
         tokens=tokens,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DrawnDepths:
+    """What the steps of a run draw."""
+
+    kept_loops: int
+    """The most loops that a step keeps for its backward pass."""
+    num_rows: dict[tuple[int, int], int]
+    """How many rows of all steps run so many loops, and so many with gradients."""
+
+
+@lru_cache(maxsize=64)
+def _drawn_depths(recurrence: Recurrence, seed: int, num_steps: int, num_sequences: int) -> _DrawnDepths:
+    kept_loops, num_rows = 0, Counter[tuple[int, int]]()
+    for step in range(1 if recurrence.kind == "fixed" else num_steps):
+        depth = recurrence.draw(seed=seed, step=step, num_sequences=num_sequences)
+        kept = depth.num_loops if depth.grad_loops is None else depth.grad_loops
+        kept_loops = max(kept_loops, kept)
+        num_rows.update((loops, min(loops, kept)) for loops in depth.depths or (depth.num_loops,))
+    return _DrawnDepths(kept_loops=kept_loops, num_rows=dict(num_rows))
+
+
+def _drawn_flops(shape: ModelShape, drawn: _DrawnDepths) -> float:
+    """Of one token on average, as a run counts them: a forward pass, and twice the loops with gradients backward."""
+    forward = {loops: cost_of(shape.at_depth(loops), ()).flops_per_token for pair in drawn.num_rows for loops in pair}
+    spent = sum(count * (forward[loops] + 2 * forward[kept]) for (loops, kept), count in drawn.num_rows.items())
+    return spent / sum(drawn.num_rows.values())
 
 
 def activation_bytes(
     shape: ModelShape, num_tokens: int, settings: TrainSettings, execution: Execution, loops: tuple[Loop, ...] = ()
 ) -> int:
-    """What is kept of ``num_tokens`` tokens for the backward pass.
+    """What is kept of ``num_tokens`` tokens for the backward pass; of a step whose first loops keep no gradients, give the shape at the
+    depth of the others.
 
     A layer's execution keeps, in numbers a token: 4 d for what its two norms read and give; 1.75 mixer/d for queries, keys and values
     before and after norm and rotation and for what they give; 1.5 mlp/d for the MLP's inner values, ``mixer`` and ``mlp`` being the

@@ -12,6 +12,7 @@ import torch
 from ..data import NO_LOSS, BatchSource, TokenBatch
 from .distributed import Ranks
 from .metrics import batch_hash
+from .settings import TrainingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,26 @@ class Fed:
     batch: TokenBatch
     num_targets: int
     """Of the whole batch."""
+    num_unknown: int
+    """Inputs and targets of the whole batch that the model has no row of its embedding for."""
+    vocabulary: int
+    """The rows of its embedding."""
     hash: str
     """Of the whole batch, whatever processes there are."""
+
+    def check(self, step: int) -> None:
+        """Check that the batch can be trained on.
+
+        Raises:
+            TrainingError: it cannot; on all processes alike.
+        """
+        if self.num_unknown:
+            raise TrainingError(
+                f"step {step + 1}: batch {self.hash[:16]} has {self.num_unknown} tokens beyond the model's vocabulary of "
+                f"{self.vocabulary}; give text of its own tokenizer"
+            )
+        if not self.num_targets:
+            raise TrainingError(f"step {step + 1}: batch {self.hash[:16]} has no target; give longer sequences or leave document masks out")
 
     def micro_batches(self, num_sequences: int) -> Iterator[tuple[range, TokenBatch]]:
         """The rows in pieces of ``num_sequences``, with their places among this process's rows."""
@@ -38,8 +57,8 @@ class Fed:
 class Feeder:
     """Reads a process's rows of every step, the next step's while this one's are trained on."""
 
-    def __init__(self, source: BatchSource, ranks: Ranks, *, first_step: int, num_steps: int) -> None:
-        self._source, self._ranks = source, ranks
+    def __init__(self, source: BatchSource, ranks: Ranks, *, first_step: int, num_steps: int, vocabulary: int) -> None:
+        self._source, self._ranks, self._vocabulary = source, ranks, vocabulary
         self._rows = ranks.rows(source.num_sequences)
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._num_steps = num_steps
@@ -52,10 +71,11 @@ class Feeder:
         batch, digests = self._next.result()
         self._ask(step + 1)
         device = self._ranks.device
-        num_targets = torch.tensor([np.count_nonzero(batch.targets != NO_LOSS)], device=device)
+        counts = torch.tensor([np.count_nonzero(batch.targets != NO_LOSS), num_unknown(batch, self._vocabulary)], device=device)
         all_digests = self._ranks.gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device))
         whole = batch_hash([all_digests.cpu().numpy().tobytes()])
-        return Fed(rows=self._rows, batch=batch, num_targets=int(self._ranks.sum(num_targets)), hash=whole)
+        targets, unknown = self._ranks.sum(counts).tolist()
+        return Fed(rows=self._rows, batch=batch, num_targets=targets, num_unknown=unknown, vocabulary=self._vocabulary, hash=whole)
 
     def close(self) -> None:
         """Read no further."""
@@ -67,3 +87,9 @@ class Feeder:
     def _read(self, step: int) -> tuple[TokenBatch, bytes]:
         batch = self._source.batch(step, self._rows.start, self._rows.stop)
         return batch, b"".join(bytes.fromhex(digest) for digest in batch.row_hashes())
+
+
+def num_unknown(batch: TokenBatch, vocabulary: int) -> int:
+    """Inputs and targets that are no ids of a vocabulary of so many."""
+    targets = batch.targets[batch.targets != NO_LOSS]
+    return sum(int(np.count_nonzero((ids < 0) | (ids >= vocabulary))) for ids in (batch.input_ids, targets))

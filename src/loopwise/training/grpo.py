@@ -97,23 +97,36 @@ def check_before(model: str | Path, problems: Problems, settings: LoraGrpo, exec
         ModelError: no such model.
         DecodingError: no token is known to end a text.
     """
-    settings.grpo.micro_batch(execution)
     if find_spec("trl") is None or find_spec("peft") is None:
         raise TrainingError("GRPO needs TRL and PEFT: pip install 'loopwise[grpo]'")
     if join(execution.device).size > 1:
         raise TrainingError("GRPO runs in one process, and torchrun started several; start it without torchrun")
+    check_stage(model, settings, execution, problems)
+
+
+def check_stage(model: str | Path, settings: LoraGrpo, execution: Execution, problems: Problems | None = None) -> None:
+    """`check_before` without what is of this machine.
+
+    Args:
+        problems: None where they are not read yet; then the budget alone has to fit into the model's positions.
+
+    Raises:
+        TrainingError, ModelError, DecodingError: as `check_before`.
+    """
+    settings.grpo.micro_batch(execution)
     source = resolve(model)
     config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     chat = read_chat(nn.Module(), tokenizer)
     if settings.grpo.thinking and (chat.template is None or chat.thinking is None):
         raise TrainingError(f"{source.name}: GRPO asks in thinking mode, and its chat template has none; give --no-thinking")
-    longest = max(len(chat.encode(problem.item.prompt, thinking=settings.grpo.thinking)) for problem in problems.problems)
+    asked = problems.problems if problems is not None else ()
+    longest = max((len(chat.encode(problem.item.prompt, thinking=settings.grpo.thinking)) for problem in asked), default=1)
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if positions is not None and longest + settings.grpo.budget_tokens > positions:
         raise TrainingError(
-            f"{source.name}: the longest problem has {longest} tokens and with GRPO's budget of {settings.grpo.budget_tokens} needs more "
-            f"than its {positions} positions; give a smaller budget (--grpo-budget)"
+            f"{source.name}: the longest problem has {longest if asked else 'some'} tokens and with GRPO's budget of "
+            f"{settings.grpo.budget_tokens} needs more than its {positions} positions; give a smaller budget (--grpo-budget)"
         )
 
 

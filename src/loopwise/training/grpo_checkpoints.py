@@ -67,10 +67,15 @@ def newest_whole(folder: Path, say: Callable[[str], None]) -> tuple[Path, State]
     return None
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed trainer left half-written."""
+def remove_unusable(folder: Path, *, after_step: int) -> None:
+    """Remove what a killed trainer left half-written, and what is not as it was written: the trainer keeps the checkpoints with the
+    highest numbers, and would remove good ones for them.
+
+    Args:
+        after_step: that of the newest whole checkpoint (`newest_whole`); each behind it was found damaged.
+    """
     for checkpoint in _checkpoints(folder):
-        if not (checkpoint / _WHOLE).exists():
+        if not (checkpoint / _WHOLE).exists() or int(checkpoint.name.removeprefix(_PREFIX)) > after_step:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 

@@ -18,12 +18,12 @@ from ..records import write_json
 from .adapters import merge_and_compare
 from .boxed_reward import Problems
 from .distributed import Ranks, join
-from .grpo_checkpoints import newest_whole, remove_unfinished
+from .grpo_checkpoints import newest_whole, remove_unusable
 from .grpo_settings import LoraGrpo
 from .merging import MERGE_FILE
 from .metrics import StepMetrics, read_metrics
 from .reporting import Reporter, Silent, State
-from .saving import MODEL_FOLDER, bind_header, lock, save_model
+from .saving import MODEL_FOLDER, bind_header, check_unused, lock, save_model
 from .settings import Execution, TrainingError
 from .tuning import LoopsGiven, load_member
 
@@ -66,6 +66,7 @@ def reinforce(
     """
     ranks, folder = join(execution.device), out / GRPO_FOLDER
     reporter = reporter or Silent()
+    check_unused(folder)
     handle = lock(folder)
     try:
         loaded = load(
@@ -77,7 +78,7 @@ def reinforce(
         bind_header(folder, _header(loaded, problems, settings))
         done = newest_whole(folder, reporter.note)
         if done is None or done[1].step < settings.grpo.num_steps:
-            remove_unfinished(folder)
+            remove_unusable(folder, after_step=0 if done is None else done[1].step)
             done = _train(loaded, problems, settings, folder, execution, ranks, reporter)
         checkpoint, state = done
         if not (out / MODEL_FOLDER).is_dir() or not (folder / RESULT_FILE).exists():

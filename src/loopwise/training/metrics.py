@@ -6,25 +6,36 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from .settings import TrainingError
 
 METRICS_FILE = "metrics.jsonl"
 _TIMED = ("seconds", "tokens_per_second", "mfu", "memory_bytes")
 """Fields that differ from run to run; all others are the same after a kill and a resume on the same processors."""
 
 PEAK_FLOPS: Mapping[str, float] = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
+    "GB200": 2500e12,
     "B200": 2250e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H200 NVL": 835e12,
+    "H100": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "A100": 312e12,
+    "A40": 149.7e12,
+    "A30": 165e12,
+    "A10": 125e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
 }
-"""Dense bf16 FLOPs per second by a part of the device's name, as its maker's data sheet has them; the first part that fits decides."""
+"""Dense bf16 FLOPs per second by the whole words of a device's name, as its maker's data sheet has them; the longest that fits decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +78,17 @@ def batch_hash(row_digests: Iterable[bytes]) -> str:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOPs per second of a device; None for one that is not in the table."""
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in device_name), None)
+    """Dense bf16 FLOPs per second of a device; None for one that is not in the table, and for a part of one (MIG)."""
+    words = re.findall(r"[A-Za-z0-9]+", device_name)
+    if "MIG" in words:
+        return None
+    spaced = f" {' '.join(words)} "
+    return next((PEAK_FLOPS[name] for name in sorted(PEAK_FLOPS, key=len, reverse=True) if _has_words(spaced, name)), None)
+
+
+def _has_words(spaced: str, name: str) -> bool:
+    """Whether all words of a name are in a text; sizes of memories may stand between them."""
+    return all(f" {word} " in spaced for word in name.split())
 
 
 class MetricsWriter:
@@ -78,10 +98,11 @@ class MetricsWriter:
         """Open the file and leave out what is after ``after_step``, which will be trained again.
 
         Raises:
+            TrainingError: a line that no run wrote; the file stays as it is.
             OSError: it cannot be written.
         """
         self.file = out / METRICS_FILE
-        kept = [line for line in _whole_lines(self.file) if json.loads(line)["step"] <= after_step]
+        kept = [line for line, values in _lines(self.file) if values["step"] <= after_step]
         part = self.file.with_name(METRICS_FILE + ".part")
         with part.open("w", encoding="utf-8") as opened:
             opened.writelines(line + "\n" for line in kept)
@@ -113,19 +134,51 @@ class MetricsWriter:
 
 
 def read_metrics(out: str | Path) -> tuple[StepMetrics, ...]:
-    """The steps of a run, in order."""
-    return tuple(StepMetrics(**values) for values in map(json.loads, _whole_lines(Path(out) / METRICS_FILE)) if "evaluation" not in values)
+    """The steps of a run, in order.
+
+    Raises:
+        TrainingError: a line that no run wrote.
+    """
+    return tuple(StepMetrics(**values) for _, values in _lines(Path(out) / METRICS_FILE) if "evaluation" not in values)
 
 
 def read_evaluations(out: str | Path) -> dict[int, dict[str, float]]:
-    """What evaluations found, by step."""
-    lines = map(json.loads, _whole_lines(Path(out) / METRICS_FILE))
+    """What evaluations found, by step.
+
+    Raises:
+        TrainingError: a line that no run wrote.
+    """
+    lines = (values for _, values in _lines(Path(out) / METRICS_FILE))
     return {values["step"]: values["evaluation"] for values in lines if "evaluation" in values}
 
 
-def _whole_lines(file: Path) -> Iterator[str]:
-    """Without the half line that a killed writer may have left."""
-    if file.exists():
-        content = file.read_bytes()
-        for line in content[: content.rfind(b"\n") + 1].splitlines():
-            yield line.decode()
+def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every line and what it holds, without the half line that a killed writer may have left."""
+    content = file.read_bytes() if file.exists() else b""
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
+        try:
+            text = line.decode()
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            text, values = "", None
+        if not _is_line(values):
+            raise TrainingError(f"{file}: line {number} is damaged, {line[:40]!r}; take that line out, or give a new --out")
+        yield text, values
+
+
+def _is_line(values: Any) -> bool:
+    """Whether a line is a step's, or an evaluation's."""
+    if not isinstance(values, dict) or not _is_number(values.get("step")):
+        return False
+    if "evaluation" in values:
+        found = values["evaluation"]
+        return isinstance(found, dict) and all(map(_is_number, found.values()))
+    names = {one.name for one in fields(StepMetrics)}
+    optional = {"passes", "terms"}  # lines of earlier versions lack them
+    numbers = ("loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second")
+    whole = names - optional <= values.keys() <= names and isinstance(values.get("batch_hash"), str)
+    return whole and isinstance(values.get("terms", {}), dict) and all(_is_number(values[name]) for name in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

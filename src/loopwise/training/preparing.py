@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import __version__ as transformers_version
 
-from ..data import NO_LOSS, BatchSource
+from ..data import BatchSource
 from ..loops import with_passes
 from ..models import check_packing, decoder_layers, inserted_loops, loops_of, model_hash
 from ..nets.model import LoopedTransformer
 from .adapters import adapter_of
 from .distributed import Ranks
 from .estimate import Estimate, activation_bytes, check_fits, estimate, system_memory_bytes
+from .feeding import num_unknown
 from .flops import StepFlops, step_flops
 from .objectives import Objective
 from .settings import Execution, TrainingError, TrainSettings
@@ -43,9 +44,8 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
         NetError: depths by sequence that the network cannot run.
     """
     ranks.rows(source.num_sequences)
-    first = source.batch(0, 0, 1)
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type, index]
-    if first.input_ids.max() >= vocabulary or first.targets[first.targets != NO_LOSS].max(initial=0) >= vocabulary:
+    first, vocabulary = source.batch(0), vocabulary_of(model)
+    if num_unknown(first, vocabulary):  # every later batch is looked at when it is read
         raise TrainingError(f"the batches have tokens beyond the model's vocabulary of {vocabulary}; give text of its own tokenizer")
     if first.positions is not None:
         check_packing(model.config)
@@ -61,6 +61,11 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
         inputs = torch.zeros(2, 2, dtype=torch.long, device=model.device)
         with torch.no_grad():  # whatever forbids depths by sequence is said now
             model(inputs, depths=torch.tensor(depth.depths, device=model.device), num_loops=depth.num_loops, use_cache=False)
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """The token ids that a model knows: the rows of its embedding."""
+    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type, index]
 
 
 def check_memory(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,10 +26,48 @@ HEADER_FILE = "run.json"
 MODEL_FOLDER = "model"
 ADAPTER_FOLDER = "adapter"
 _UNBOUND = ("versions",)
+_BEFORE_A_RUN = ("lock", "measured", "result.json")
+"""What may stand in a folder before its run begins: the lock, the steps that `measure_steps` took the time of, and why an earlier try
+of a set's run failed."""
 
 
 class RunBusyError(TrainingError):
     """Another process trains in the folder."""
+
+
+def check_unused(out: Path) -> None:
+    """Check that a folder is new, or a run's own: a run replaces what has the names of its files.
+
+    Raises:
+        TrainingError: it is no folder, or holds something and no run.
+        OSError: it cannot be read.
+    """
+    if out.exists() and not out.is_dir():
+        raise TrainingError(f"{out}: is no folder; give a new --out")
+    if not out.is_dir() or (out / HEADER_FILE).exists():
+        return
+    own = (name for name in sorted(os.listdir(out)) if name not in _BEFORE_A_RUN)
+    others = [name for name in own if not (name.startswith(HEADER_FILE) and name.endswith(".part"))]
+    if others:
+        raise TrainingError(f"{out}: holds {others[0]} and no {HEADER_FILE}, so it is no run's folder; give a new --out")
+
+
+def claim(out: Path, header: Mapping[str, Any]) -> int:
+    """Take a folder for a run: check that it is free or the run's own, hold it (`lock`), and bind it (`bind_header`).
+
+    Raises:
+        RunBusyError: another process trains in it.
+        TrainingError: it holds another run, or something else.
+        OSError: it cannot be written.
+    """
+    check_unused(out)
+    handle = lock(out)
+    try:
+        bind_header(out, header)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def bind_header(out: Path, header: Mapping[str, Any]) -> None:
@@ -43,8 +82,10 @@ def bind_header(out: Path, header: Mapping[str, Any]) -> None:
     if file.exists():
         try:
             there = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            raise TrainingError(f"{file}: damaged; give a new --out") from None
+        except (ValueError, RecursionError):
+            there = None
+        if not isinstance(there, dict):
+            raise TrainingError(f"{file}: damaged; give a new --out")
         before, now = ({name: value for name, value in values.items() if name not in _UNBOUND} for values in (there, ours))
         if (found := first_difference(before, now)) is not None:
             name, old, new = found
@@ -86,10 +127,14 @@ def save_model(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         assert plain is not None
-        if has_adapter:
-            save_adapter(plain, part)
-        else:
-            save(plain, tokenizer, part)
+        try:
+            if has_adapter:
+                save_adapter(plain, part)
+            else:
+                save(plain, tokenizer, part)
+        except SafetensorError as error:  # its word for a full disk
+            words = " ".join(str(error).split())[:200]
+            raise OSError(f"{part}: cannot be written ({words}); the same command goes on when there is room") from None
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 
