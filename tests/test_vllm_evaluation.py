@@ -203,9 +203,15 @@ def test_a_trial_asks_vllm_for_both_models_one_after_the_other(folder: Path, sta
     verdicts = [json.loads((where / name / "verdict.json").read_text())["verdict"] for name in ways]
     assert verdicts[0] == verdicts[1]
     assert "of a log-probability where vLLM decoded" in (where / "vllm" / "report.md").read_text()
-    write_rows(where, "sciq")
+
+
+def test_a_trial_without_anything_to_decode_does_not_ask_vllm(folder: Path, started: list[VllmEngine]) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed here: pip install 'loopwise[lm-eval]'")
+    write_rows(folder.parent, "sciq")
+    settings = TrialSettings(rules=("plain",), limit=3, engine="vllm", data=folder.parent)
     with pytest.raises(TrialError, match="engine 'vllm' has nothing to decode: lm-eval:sciq"):
-        trial(folder, loops=LOOPS, tasks=("lm-eval:sciq",), out=where / "none", settings=replace(ways["vllm"], data=where))
+        trial(folder, loops=LOOPS, tasks=("lm-eval:sciq",), out=folder.parent / "none", settings=settings)
+    assert not started
 
 
 def test_every_model_of_a_trial_must_be_one_that_vllm_loops_and_a_plan_knows_vllms_speed_alone(
