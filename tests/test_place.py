@@ -32,6 +32,7 @@ from loopwise.recipes.placement import PlaceSettings, SpaceSettings, TextSetting
 from loopwise.recipes.selection import check_apart
 from loopwise.recipes.training_accuracy import AccuracyMeasurer
 from loopwise.records import CandidateResult, StepOfSearch, Study, StudyWriter, read_losses, read_study
+from loopwise.report import render_study
 from loopwise.tasks import task_named
 from tiny import tiny_model, tiny_tokenizer
 
@@ -117,6 +118,13 @@ def test_the_grid_without_a_race_is_the_reference_and_has_the_same_best(made: Pa
     for key, result in facts(whole).items():
         if result.status == "scored":
             assert facts(reference)[key].values == pytest.approx(result.values, abs=1e-6, rel=1e-6)
+
+
+def test_a_tolerance_reaches_the_race_and_drops_more(made: Path, whole: Study) -> None:
+    found = place(made / "base", out=made / "tolerant", settings=settings(made, race_tolerance=0.5))
+    scored = [sum(result.status == "scored" for result in study.results) for study in (found, whole)]
+    assert scored[0] < scored[1] and found.searches[0].header["race_tolerance_nats"] == 0.5
+    assert "A race sought the best alone, to 0.5 nats" in render_study(found.folder).read_text()
 
 
 def test_the_same_call_again_measures_nothing_and_other_searches_share(made: Path, whole: Study, monkeypatch: pytest.MonkeyPatch) -> None:

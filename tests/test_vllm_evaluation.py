@@ -84,6 +84,8 @@ def test_the_records_are_those_of_the_own_engine(loops: str, rule: DecodingRule,
     parity = run.header["parity"]
     assert parity["ok"] and parity["max_abs_nats"] < 1e-4 and parity["tolerance"] == 1e-3 and len(set(parity["prompt_tokens"])) == 4
     assert (parity["mean_abs_nats_to_plain"] is None) is (loops == "none")
+    meter = json.loads((folder.parent / "run" / "meter.json").read_text())
+    assert (meter["peak_bytes"], meter["memory"], meter["num_answers"]) == (None, "none", 10), "vLLM's processes have their own memory"
     [engine] = started
     assert not engine.llm.running, "an engine of the call's own is stopped at its end"
 
@@ -257,6 +259,10 @@ def test_the_command_says_how_near_vllm_is(folder: Path, started: list[VllmEngin
     command = ["evaluate", str(folder), "--task", "ladder", "--limit", "3", "--budget", "6", "--engine", "vllm", "--out", str(out)]
     main(command)
     assert "vLLM's log-probabilities are Hugging Face's to" in capsys.readouterr().out
+    fixed = ["--task", "arloop-large", "--allow-code-execution", "--engine", "vllm", "--fixed-rows"]
+    with pytest.raises(SystemExit):  # before a row of its tasks is looked for
+        main(["evaluate", str(folder), *fixed, "--out", str(out)])
+    assert "leave --fixed-rows out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["evaluate", str(folder), "--task", "arc_challenge", "--engine", "vllm", "--out", str(out)])
     assert "--engine vllm has nothing to decode with --task arc_challenge" in capsys.readouterr().err

@@ -49,14 +49,16 @@ def evaluate_suite_command(command: Command) -> None:
     given = next((name for name, default in defaults.items() if getattr(command, name) != default), None)
     if given and all(map(is_likelihood, suite.names)):
         raise UsageError(f"--{given.replace('_', '-')} has no meaning with --task {command.task}, which decodes nothing; leave it out")
+    if command.engine == "vllm":
+        from ..evaluation import check_vllm_way
+        from ..models import resolve
+
+        check_vllm_way([resolve(command.model)], fixed_rows=command.fixed_rows, num_ranks=1)
     for task in [permit(task_named(name), command.allow_code_execution) for name in suite.names]:
         task.load(command.data, command.limit)
-    from ..evaluation import check_vllm_way
-    from ..models import load, resolve
+    from ..models import load
     from ..serving import VllmHost
 
-    if command.engine == "vllm":
-        check_vllm_way([resolve(command.model)], fixed_rows=command.fixed_rows, num_ranks=1)
     loaded = load(command.model, loops=command.loops, dtype=command.dtype, device=command.device)
     found: dict[str, Run] = {}
     with VllmHost() as host:

@@ -5,7 +5,7 @@ The values are flat because config.json is: a saved model's config holds these f
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -169,12 +169,8 @@ def _check_kinds(arch: Architecture) -> None:
 
 def _is_finite(value: Any) -> bool:
     """Whether it is a number, and one that a float holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def _check_numbers(arch: Architecture) -> None:
