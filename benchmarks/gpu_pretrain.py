@@ -25,11 +25,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from loopwise.nets import Depth, LoopedTransformer, named
+from loopwise.nets.configuration import DepthBackend
+from loopwise.nets.depth_attention_fla import check_fla
 from loopwise.training.flops import step_flops
 from loopwise.training.losses import summed_loss
 from loopwise.training.metrics import peak_flops
@@ -55,6 +57,8 @@ class Row:
     batch: int
     sequence_tokens: int
     num_loops: int
+    depth_backend: str
+    """What computes the depth reads of the ARLoop designs."""
     result: str
     """``measured``, ``out of memory``, ``no time left``, or ``failed: ...``."""
     tokens_per_second: float | None = None
@@ -77,7 +81,8 @@ class Trained:
         device = torch.device(options.device)
         self.settings = TrainSettings(num_steps=1, dtype="bf16")
         with device:
-            self.model = LoopedTransformer.from_architecture(named(f"{design}-{size}", num_loops=options.loops))
+            changes = {"depth_backend": options.depth_backend} if design.startswith("arloop") else {}
+            self.model = LoopedTransformer.from_architecture(named(f"{design}-{size}", num_loops=options.loops, **changes))
         prepare(self.model, self.settings, Execution(device=device.type), device)
         self.optimizers = make_optimizers(self.model, parameter_groups(self.model, "adamw"), self.settings)
         self.device, self.loops = device, options.loops
@@ -122,6 +127,7 @@ def measure(size: str, options: argparse.Namespace, ends: float) -> Iterator[Row
     batch, tokens = SHAPES[size]
     for mode in options.modes:
         facts: dict[str, Any] = dict(size=size, mode=mode, batch=batch, sequence_tokens=tokens, num_loops=options.loops)
+        facts["depth_backend"] = options.depth_backend
         warm_up: dict[str, float] = {}
         peaks: dict[str, int] = {}
         for design in DESIGNS:
@@ -223,8 +229,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="no configuration is begun and no step repeated after so long")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "blocks"], help="in the order of MODES")
+    parser.add_argument("--depth-backend", choices=get_args(DepthBackend), default="fused", help="fla needs pip install 'loopwise[fla]'")
     parser.add_argument("--out", type=Path, help="lines of JSON are appended here as well")
     options = parser.parse_args()
+    if options.depth_backend == "fla":
+        check_fla(torch.device(options.device))
     ends = time.monotonic() + options.seconds
     options.modes = [mode for mode in MODES if mode in options.modes]  # what is compiled stays so
     if options.modes != ["eager"]:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from loopwise.nets.configuration import Architecture, NetError
+from loopwise.nets.configuration import Architecture, DepthBackend, NetError
 from loopwise.nets.depth_attention import DepthAttention
 from loopwise.nets.depth_attention_fused import as_source, read_fused
-from loopwise.nets.depth_attention_options import Backend, DepthAttentionOptions
+from loopwise.nets.depth_attention_options import DepthAttentionOptions
 from loopwise.nets.depth_attention_reference import read_reference
 from loopwise.nets.schedule import Site
 
-BACKENDS: tuple[Backend, ...] = ("reference", "fused", "two_phase")
+BACKENDS: tuple[DepthBackend, ...] = ("reference", "fused", "two_phase")
 WIDTH, SUBLAYERS = 8, 4
 
 
@@ -89,7 +89,7 @@ def attention_residuals(net: Net, e: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_blocks_of_one_sublayer_are_attention_residuals(backend: Backend) -> None:
+def test_blocks_of_one_sublayer_are_attention_residuals(backend: DepthBackend) -> None:
     net, x = Net(block_size_sublayers=1, backend=backend), embedding()
     want, got = attention_residuals(net, x), net(x)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -98,7 +98,7 @@ def test_blocks_of_one_sublayer_are_attention_residuals(backend: Backend) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_zero_queries_give_the_mean_of_the_sources(backend: Backend) -> None:
+def test_zero_queries_give_the_mean_of_the_sources(backend: DepthBackend) -> None:
     net, x = Net(num_loops=1, backend=backend), embedding()
     torch.nn.init.zeros_(net.design.queries)
     stream = net.design.begin(x, 1)
@@ -225,7 +225,7 @@ SWITCHES = [
 
 
 @pytest.mark.parametrize("backend", ["fused", "two_phase"])
-def test_backends_equal_the_reference_with_every_switch(backend: Backend) -> None:
+def test_backends_equal_the_reference_with_every_switch(backend: DepthBackend) -> None:
     x = embedding()
     for switches in SWITCHES:
         naive, fast = Net(backend="reference", **switches), Net(backend=backend, **switches)
@@ -250,7 +250,7 @@ def test_the_fused_read_has_the_gradient_of_its_differences(value_norm: bool) ->
 
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled_whole(backend: Backend, compiler: str) -> None:
+def test_compiled_whole(backend: DepthBackend, compiler: str) -> None:
     net, x = Net(1, window_blocks=1, backend=backend), embedding()
     torch._dynamo.reset()
     want = net(x)
@@ -261,7 +261,7 @@ def test_compiled_whole(backend: Backend, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_checkpointed(backend: Backend) -> None:
+def test_checkpointed(backend: DepthBackend) -> None:
     net, x = Net(backend=backend), embedding()
     want, got = net(x), checkpoint(net, x, use_reentrant=False)
     assert torch.equal(got, want)
@@ -270,7 +270,7 @@ def test_checkpointed(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision_sources_are_read_in_single(backend: Backend) -> None:
+def test_half_precision_sources_are_read_in_single(backend: DepthBackend) -> None:
     """Against the read of the same sources in double precision: only the result is rounded, autocast or not."""
     generator = torch.Generator().manual_seed(0)
     e, first, second = (torch.randn(2, 300, WIDTH, generator=generator).bfloat16() for _ in range(3))
@@ -294,7 +294,7 @@ def test_half_precision_sources_are_read_in_single(backend: Backend) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("span", [(0, 4), (2, 3)])
 @pytest.mark.parametrize("switches", [{}, {"window_blocks": 1}, {"window_blocks": 2, "running_block_in_window": False}])
-def test_depths_by_sequence(backend: Backend, span: tuple[int, int], switches: dict[str, Any]) -> None:
+def test_depths_by_sequence(backend: DepthBackend, span: tuple[int, int], switches: dict[str, Any]) -> None:
     net, x = Net(span=span, backend=backend, **({"block_size_sublayers": 1} if span != (0, 4) else {}), **switches), embedding()
     fixed = net(x, 3)
     same = net(x, 3, torch.tensor([3, 3]))
@@ -393,7 +393,7 @@ def test_reads_that_are_compiled_one_by_one_keep_no_more(window: int | None, mon
         ({"key_eps": 0.0}, "key_eps is 0.0; give a positive"),
         ({"scale": 0.0}, "scale is 0.0; give a positive"),
         ({"queries": "layer"}, "queries is 'layer'; use effective or physical"),
-        ({"backend": "quick"}, "backend is 'quick'; use reference, fused or two_phase"),
+        ({"backend": "quick"}, "backend is 'quick'; use reference, fused, two_phase, fla"),
     ],
 )
 def test_options_that_cannot_be(wrong: dict[str, Any], message: str) -> None:

@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_before_the_folder_is_made(tmp_path: Path) -> 
 
 
 def test_a_run_that_cannot_fit_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwise.training.preparing.system_memory_bytes", lambda: 200_000)
+    monkeypatch.setattr("loopwise.training.preparing.free_memory_bytes", lambda device: 200_000)
     with pytest.raises(TrainingError, match=r"the run needs about \d+ MB a process .* there are \d MB"):
         train(fresh_net(), Walks(), SETTINGS, tmp_path / "out", execution=CPU)
     assert not (tmp_path / "out").exists()

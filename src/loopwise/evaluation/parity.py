@@ -7,7 +7,6 @@ every new token are compared with a full recompute without a cache (no-free-loop
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..models import free_memory_bytes
 from ..models.parity import greedy_tokens, recomputed_logits
 
 NUM_PROMPTS = 4
@@ -144,7 +144,5 @@ def _difference(one: Tensor, other: Tensor) -> float:
 def _fits_fp32(model: PreTrainedModel) -> bool:
     """Whether an fp32 copy takes at most half of the memory that is free where the model lies."""
     needed = 4 * sum(parameter.numel() for parameter in model.parameters())
-    device = next(model.parameters()).device
-    on_card = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_card else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return needed <= free / 2
+    free = free_memory_bytes(next(model.parameters()).device)
+    return free is None or needed <= free / 2

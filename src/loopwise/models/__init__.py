@@ -16,6 +16,7 @@ from .loading import (
     source_of,
     trained_loops,
 )
+from .memory import free_memory_bytes
 from .packing import PACKED_TYPES, check_packing
 from .passes import loop_passes
 from .replay import Arguments, Iterates, Recorded, Replay, Run
@@ -43,6 +44,7 @@ __all__ = [
     "decoder_layers",
     "dynamic_cache",
     "find_decoder",
+    "free_memory_bytes",
     "insert",
     "insert_on_disk",
     "inserted_loops",

@@ -18,7 +18,7 @@ Operator = Literal["repeat", "damped"]
 Activation = Literal["swiglu", "relu2"]
 Init = Literal["scaled", "scaled_zero"]
 Queries = Literal["effective", "physical"]
-DepthBackend = Literal["reference", "fused", "two_phase"]
+DepthBackend = Literal["reference", "fused", "two_phase", "fla"]
 
 
 class NetError(ValueError):
@@ -110,7 +110,7 @@ class Architecture:
     depth_key_eps: float = 1e-5
     """The eps of the keys' norm. Public code differs; this is a guess."""
     depth_backend: DepthBackend = "fused"
-    """How depth attention is computed: the same numbers at other costs."""
+    """How depth attention is computed: the same numbers at other costs. ``fla`` is for CUDA; elsewhere it computes as ``fused``."""
 
     def __post_init__(self) -> None:
         _check_kinds(self)

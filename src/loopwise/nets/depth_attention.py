@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration import NetError
+from .depth_attention_fla import FLA, reads_by_fla
 from .depth_attention_functions import EAGER, MOST_COMPILED_SOURCES, ReadFunctions, compiled
 from .depth_attention_fused import Source
 from .depth_attention_options import DepthAttentionOptions
@@ -49,7 +50,7 @@ class DepthAttention(ResidualDesign):
             looped_sublayers: the physical sublayers that loop, half-open; None is the whole stack.
 
         Raises:
-            NetError: a span outside the model.
+            NetError: a span outside the model, or a backend that knows one eps with two.
         """
         super().__init__()
         self.options = options
@@ -58,6 +59,9 @@ class DepthAttention(ResidualDesign):
         if not 0 <= self.start < self.stop <= num_sublayers or num_loops < 1:
             span = f"{num_loops} loops of the sublayers {self.start}:{self.stop}"
             raise NetError(f"depth attention: {span}; give at least 1 loop of a span in 0:{num_sublayers}")
+        if options.backend == "fla" and options.key_eps != norm_eps:
+            one = f"one eps for keys and output, and these are {options.key_eps} and {norm_eps}"
+            raise NetError(f"depth attention: the fla backend has {one}; make them equal, or use fused")
         further = (num_loops - 1) * (self.stop - self.start) if options.queries == "effective" else 0
         self.norms = make_norms(num_sublayers, d_model, norm_eps)
         self.final_norm = RMSNorm(d_model, eps=norm_eps)
@@ -115,8 +119,9 @@ class DepthAttentionStream:
         self.dtype = embedding.dtype
         self.queries = design.effective_queries()
         self.runs = design.runs(num_loops)
+        self.by_fla = self.options.backend == "fla" and reads_by_fla(embedding)
         self.num_pushed = 0
-        self.blocks: list[Source | None] = [design.functions(1).source(embedding, self.options.key_eps)]
+        self.blocks: list[Source | None] = [self._functions(1).source(embedding, self.options.key_eps)]
         self.running: Source | None = None
         self.block_reads: BlockReads | None = None
 
@@ -140,7 +145,7 @@ class DepthAttentionStream:
 
     def push(self, site: Site, branch: Tensor) -> None:
         """Add a branch output to the running block."""
-        branch, functions, eps = branch.to(self.dtype), self.design.functions(1), self.options.key_eps
+        branch, functions, eps = branch.to(self.dtype), self._functions(1), self.options.key_eps
         self.running = functions.source(branch, eps) if self.running is None else functions.add(self.running.value, branch, eps)
         self.num_pushed += 1
         if self.num_pushed % self.options.block_size_sublayers == 0:
@@ -167,6 +172,9 @@ class DepthAttentionStream:
         """The device type that reads compute on."""
         return self.queries[0].device.type
 
+    def _functions(self, num_sources: int) -> ReadFunctions:
+        return FLA if self.by_fla else self.design.functions(num_sources)
+
     def _sources(self, numbers: Sequence[int]) -> list[Source]:
         found = [self.running if number == len(self.blocks) else self.blocks[number] for number in numbers]
         sources = [source for source in found if source is not None]
@@ -175,7 +183,7 @@ class DepthAttentionStream:
 
     def _mix(self, sources: Sequence[Source], query: Tensor, weight: Tensor, visible: Sequence[Tensor | None] | None = None) -> Tensor:
         visible = visible or [None] * len(sources)
-        functions = self.design.functions(len(sources))
+        functions = self._functions(len(sources))
         flags = {"norm_eps": self.design.norm_eps, "value_norm": self.options.value_norm, "visible": visible}
         if self.options.backend == "reference":
             return functions.reference([source.value for source in sources], query, weight, key_eps=self.options.key_eps, **flags)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
-from .configuration import NetError
-
-Backend = Literal["reference", "fused", "two_phase"]
-Queries = Literal["effective", "physical"]
+from .configuration import DepthBackend, NetError, Queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +16,7 @@ class DepthAttentionOptions:
     z of S sublayers in a row (sources 1, 2, ..), and the running sum of the block that is not finished.
 
     Raises:
-        NetError: a size below 1, an eps that is not positive, or a word that no field knows.
+        NetError: a size below 1, an eps that is not positive, a word that no field knows, or what a backend cannot do.
     """
 
     block_size_sublayers: int = 6
@@ -48,10 +45,10 @@ class DepthAttentionOptions:
     key_eps: float = 1e-5
     """Added to a key's mean square. A guess: public code goes from 1.2e-7 to 1e-6; where branches start at zero, gradients into the sources
     grow with eps^-1/2, so a larger one is taken."""
-    backend: Backend = "fused"
+    backend: DepthBackend = "fused"
     """How reads are computed, never what. ``reference``: plain operations. ``fused``: read and norm in one function that keeps no
     mixture for the backward pass. ``two_phase``: a block's reads of finished blocks at once, each read once a block instead of once a
-    sublayer, with one tensor more kept a sublayer."""
+    sublayer, with one tensor more kept a sublayer. ``fla``: flash-linear-attention's kernels on CUDA, and ``fused`` elsewhere."""
 
     def __post_init__(self) -> None:
         faults = [
@@ -60,7 +57,8 @@ class DepthAttentionOptions:
             (not self.key_eps > 0, f"key_eps is {self.key_eps}; give a positive number, e.g. 1e-5"),
             (self.queries not in ("effective", "physical"), f"queries is {self.queries!r}; use effective or physical"),
             (not self.scale > 0, f"scale is {self.scale}; give a positive number, 1 or d_model ** -0.5"),
-            (self.backend not in ("reference", "fused", "two_phase"), f"backend is {self.backend!r}; use reference, fused or two_phase"),
+            (self.backend not in get_args(DepthBackend), f"backend is {self.backend!r}; use {', '.join(get_args(DepthBackend))}"),
+            (self.backend == "fla" and self.value_norm, "the fla backend does not normalise values; use fused, or leave value_norm off"),
         ]
         for wrong, message in faults:
             if wrong:

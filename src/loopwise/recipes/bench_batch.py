@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from ..cost import Meter
 from ..decoding import DecodingError
+from ..models import free_memory_bytes
 
 FREE_SHARE = 0.9
 """Of the memory that is free, how much is filled where no size is given. A guess: the rest is the allocator's and the system's."""
@@ -69,13 +69,10 @@ def memory_to_fill(model: PreTrainedModel, memory_bytes: float | None) -> float:
             share = memory_bytes / torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
         return memory_bytes - own
-    if device.type == "cuda":
-        return FREE_SHARE * torch.cuda.mem_get_info(device)[0]
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return FREE_SHARE * 1024 * int(fields["MemAvailable"].split()[0])
-    except (OSError, KeyError):
-        raise DecodingError("how much memory is free is not known on this system; give --memory-gb or --batch-size") from None
+    free = free_memory_bytes(device)
+    if free is None:
+        raise DecodingError("how much memory is free is not known on this system; give --memory-gb or --batch-size")
+    return FREE_SHARE * free
 
 
 def _runs_on_cuda(decode: Callable[[int], object], device: torch.device, rows: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from ..loops import Loop, call_sites, format_loops
-from ..models import ModelError, Source, read_sidecar, resolve, resolve_loops
+from ..models import ModelError, Source, free_memory_bytes, read_sidecar, resolve, resolve_loops
 from ..models.sidecar import check_base
 from .configured import LOOPS
 from .plugin import ARCHITECTURES
@@ -142,10 +142,11 @@ def load_engine(
 
 def _memory_share() -> float:
     """What vLLM calls ``gpu_memory_utilization``, on a CPU too."""
-    on_card = torch.cuda.is_available()
-    names = ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES")
-    free, total = torch.cuda.mem_get_info() if on_card else map(os.sysconf, names)
-    return SHARE_OF_FREE["cuda" if on_card else "cpu"] * free / total
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_card = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if on_card else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = free_memory_bytes(device)
+    return SHARE_OF_FREE[device.type] * (1.0 if free is None else free / total)
 
 
 def _check_numbers(**numbers: int | None) -> None:

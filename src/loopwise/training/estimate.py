@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from ..cost import ModelShape, cost_of, training_flops
 from ..loops import Loop, call_sites
@@ -168,17 +166,6 @@ def check_fits(needed: Estimate, available_bytes: int | None, num_rows: int) -> 
     fitting = int((available_bytes - fixed) / (needed.activations_bytes / num_rows)) if available_bytes > fixed else 0
     advice = f"give micro batches of {fitting} sequences" if fitting else "give a smaller model, or --fsdp over more processes"
     raise TrainingError(f"the run needs {needed.words()}; there are {_size(available_bytes)}: {advice}")
-
-
-def system_memory_bytes() -> int | None:
-    """Memory of the machine that programs can still take; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
 
 
 def _size(count: float) -> str:

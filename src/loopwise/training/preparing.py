@@ -20,11 +20,12 @@ from transformers import __version__ as transformers_version
 
 from ..data import BatchSource
 from ..loops import with_passes
-from ..models import check_packing, decoder_layers, inserted_loops, loops_of, model_hash
+from ..models import check_packing, decoder_layers, free_memory_bytes, inserted_loops, loops_of, model_hash
+from ..nets.depth_attention_fla import check_fla
 from ..nets.model import LoopedTransformer
 from .adapters import adapter_of
 from .distributed import Ranks
-from .estimate import Estimate, activation_bytes, check_fits, estimate, system_memory_bytes
+from .estimate import Estimate, activation_bytes, check_fits, estimate
 from .feeding import num_unknown
 from .flops import StepFlops, step_flops
 from .objectives import Objective
@@ -41,8 +42,10 @@ def check_model(model: PreTrainedModel, source: BatchSource, settings: TrainSett
     Raises:
         TrainingError: a depth that the model cannot have; rows that cannot be shared out; token ids that it does not know.
         ModelError: documents that do not see one another, for a model that does not keep them apart.
-        NetError: depths by sequence that the network cannot run.
+        NetError: depths by sequence that the network cannot run, or kernels that are not there.
     """
+    if isinstance(model, LoopedTransformer) and model.config.depth_backend == "fla":
+        check_fla(ranks.device)
     ranks.rows(source.num_sequences)
     first, vocabulary = source.batch(0), vocabulary_of(model)
     if num_unknown(first, vocabulary):  # every later batch is looked at when it is read
@@ -137,10 +140,10 @@ def _drawn_passes(settings: TrainSettings) -> Counter[int | None]:
 
 def available_bytes(device: torch.device) -> int | None:
     """Memory for one process: what is free on its GPU, or its share of what the machine has left."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = system_memory_bytes()
-    return None if free is None else free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    free = free_memory_bytes(device)
+    if free is None or device.type == "cuda":
+        return free
+    return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
