@@ -8,7 +8,7 @@ names one of the set before post-training, the difference of differences stands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -187,9 +187,20 @@ def arms_before(tested: SetTrialPlan, plan: Plan, where: Path) -> tuple[SetTrial
         TrialError: as `read_before`, or an arm without a complete run.
         RecordsError: a damaged run.
     """
-    its_plan, its = read_before(plan, where)
+    _, its = read_before(plan, where)
     ours = {one.name for one in tested.members}
-    return its, {one.name: _deciding(_runs_of(where, one), its_plan) for one in its.members if one.name in ours}
+    return its, deciding_arms(where, [one.name for one in its.members if one.name in ours])
+
+
+def deciding_arms(where: Path, names: Collection[str]) -> dict[str, Arm]:
+    """The deciding arms of members of a set's trial.
+
+    Raises:
+        TrialError: it is no set's trial, or an arm has no complete run.
+        RecordsError: a damaged run.
+    """
+    plan, tested = read_plans(where)
+    return {one.name: _deciding(_runs_of(where, one), plan) for one in tested.members if one.name in names}
 
 
 def _against_before(
