@@ -54,7 +54,8 @@ class Command:
     depths: tuple[int, ...] = ()
     """Of a set: further passes that the looped model is evaluated at; default: those that the recipe anchored was trained at."""
     before: Path | None = None
-    """Of a set: the finished trial of the set before post-training, on the same items, for the difference of differences."""
+    """Of a set: the finished trial of the set before post-training, on the same items, for the difference of differences; may be named
+    when this trial is finished too."""
     task: tuple[str, ...] = ("ladder",)
     """One or more of docs/benchmarks.md, e.g. ladder, gsm8k, math500; bbh:each is its 27 subtasks."""
     budgets: tuple[int, ...] = ()

@@ -64,6 +64,8 @@ class SetTrialPlan:
     """Members that are not evaluated, and why."""
     before: str | None = None
     """The folder of the trial of the set before post-training, from this trial's own; None: there is none."""
+    before_added: bool = False
+    """Whether that was named once this trial had begun; the report says so."""
 
     def candidates(self, looped: TriedMember) -> tuple[TriedMember, ...]:
         """The unlooped members that are candidates of a looped one's second test beside its own twin."""
@@ -88,7 +90,8 @@ def trained_no_more(one: TriedMember, looped: TriedMember) -> bool:
 
 def set_plan_to_json(plan: SetTrialPlan) -> dict[str, Any]:
     """As plain JSON values."""
-    return {"format": FORMAT, **asdict(plan), "seeds": list(plan.seeds), "members": [asdict(one) for one in plan.members]}
+    values = {"format": FORMAT, **asdict(plan), "seeds": list(plan.seeds), "members": [asdict(one) for one in plan.members]}
+    return values if plan.before_added else {name: value for name, value in values.items() if name != "before_added"}
 
 
 def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
@@ -107,6 +110,7 @@ def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
             members=members,
             left_out=dict(values["left_out"]),
             before=values.get("before"),
+            before_added=bool(values.get("before_added")),
         )
     except (KeyError, TypeError) as error:
         raise TrialError(f"{file}: damaged ({type(error).__name__}: {str(error)[:80]}); try the set in a new --out") from None
@@ -215,7 +219,7 @@ def _against_before(
         rows = before_rows(tested, its, lambda name: _deciding(runs[name], plan), arms.__getitem__, bootstrap, plan.alpha)
     except (TrialError, RecordsError) as error:  # what was evaluated is judged all the same
         return (), not_judged_report(str(error)), str(error)
-    return rows, before_report(rows, its), ""
+    return rows, before_report(rows, its, added=tested.before_added), ""
 
 
 def _runs_of(folder: Path, member: TriedMember) -> list[Run]:

@@ -51,7 +51,8 @@ def set_trial(
         folder: what ``loopwise learn`` wrote.
         depths: further numbers of passes that the looped model is evaluated at; by default every one that anchored recurrent depth was
             trained at, and none of other recipes.
-        before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too.
+        before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too. It may
+            be named when this trial has begun or is finished; the report says so.
 
     Raises:
         TrialError: a set that is not done or whose twins did not share their batches, a plan that cannot be, or ``out`` holds another
@@ -69,7 +70,7 @@ def set_trial(
     plan = plan_set(tested, source, chosen, budgets, settings)
     if before is not None:
         tested = _with_before(tested, plan, chosen, Path(before), out, settings)
-    _check_planned(out, tested)
+    tested = _checked_against_plan(out, tested)
     keep_plan(out, plan, settings)
     write_json(out / SET_PLAN_FILE, set_plan_to_json(tested))
     _Evaluating(tested, plan, {task.name: task for task in chosen}, out, settings, progress).run()
@@ -210,18 +211,25 @@ def _at_depths(members: Sequence[TriedMember], values: dict[str, Any], depths: S
     return found
 
 
-def _check_planned(out: Path, tested: SetTrialPlan) -> None:
-    """Refuse a folder that holds another trial: a plan is fixed before its trial runs."""
+def _checked_against_plan(out: Path, tested: SetTrialPlan) -> SetTrialPlan:
+    """Refuse a folder that holds another trial: a plan is fixed before its trial runs. A trial before may be named later, for it changes
+    nothing that is asked or decided; then the plan says that it was.
+    """
     file = out / SET_PLAN_FILE
     if (out / "plan.json").exists() and not file.exists():
         raise TrialError(f"{out} holds a trial of one model; give a new --out")
-    if file.exists():
-        there = read_json(file)
-        for name, ours in set_plan_to_json(tested).items():
-            if there.get(name) != ours:
-                raise TrialError(
-                    f"{out} holds a trial of a set whose plan has another {name}; a plan is fixed before its trial runs: give a new --out"
-                )
+    if not file.exists():
+        return tested
+    there = read_json(file)
+    if tested.before is not None and (there.get("before") is None or there.get("before_added")):
+        tested = replace(tested, before_added=True)
+        there = {**there, "before": there.get("before") or tested.before, "before_added": True}
+    for name, ours in set_plan_to_json(tested).items():
+        if there.get(name) != ours:
+            raise TrialError(
+                f"{out} holds a trial of a set whose plan has another {name}; a plan is fixed before its trial runs: give a new --out"
+            )
+    return tested
 
 
 def model_folder(tested: SetTrialPlan, member: TriedMember, seed: int) -> Path:
