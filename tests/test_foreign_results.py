@@ -53,40 +53,60 @@ def lm_eval_results(folder: Path, effective: int, **config: Any) -> None:
     (folder / f"results_{DATE}.json").write_text(json.dumps(values))
 
 
-def lighteval(root: Path, right: list[bool], *, tokens: int = 0, metric: str = "extractive_match", effective: int | None = None) -> Path:
+def lighteval_row(n: int, metric: dict[str, Any], tokens: int = 0, **more: Any) -> dict[str, Any]:
+    """A row with every field that lighteval 0.13.0 writes; ``more`` changes fields of the answer."""
+    written = {"text": ["x"], "output_tokens": [list(range(100, 100 + tokens))], "text_post_processed": ["x"]}
+    scored = {"output_tokens": [[7, 8], [7, 9]], "logprobs": [-1.5, -2.5], "argmax_logits_eq_gold": [False, False]}
+    empty: dict[str, Any] = {"text": [], "text_post_processed": None, "logprobs": [], "argmax_logits_eq_gold": []}
+    doc = {
+        "query": f"question {n}",
+        "choices": [str(n), "other"],
+        "gold_index": 0,
+        "instruction": None,
+        "images": None,
+        "specific": None,
+        "unconditioned_query": None,
+        "original_query": None,
+        "id": str(2 * n),  # skipped documents leave gaps
+        "task_name": "gsm8k|0",
+        "fewshot_samples": [],
+        "sampling_methods": ["GENERATIVE"] if tokens else ["LOGPROBS"],
+        "fewshot_sorting_class": None,
+        "generation_size": 256,
+        "stop_sequences": ["Question:"],
+        "use_logits": False,
+        "num_samples": 1,
+        "generation_grammar": None,
+    }
+    answer = {"input": None, "input_tokens": [1, 2, 3], "reasonings": [], "logits": None, "unconditioned_logprobs": None}
+    answer |= empty | (written if tokens else scored) | {"truncated_tokens_count": 0, "padded_tokens_count": 0} | more
+    return {"doc": doc, "metric": metric, "model_response": answer}
+
+
+def lighteval(
+    root: Path, right: list[bool], *, tokens: int = 0, metric: str = "em", effective: int = -1, rows: list[dict[str, Any]] | None = None
+) -> Path:
     """A file as ``EvaluationTracker.save_details`` writes it, with the run's results beside."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="lighteval's files are Parquet")
     import pyarrow
 
-    rows = [
-        {
-            "doc": {
-                "query": f"question {n}",
-                "choices": [str(n)],
-                "gold_index": 0,
-                "id": str(2 * n),  # skipped documents leave gaps
-                "task_name": "gsm8k|0",
-                "sampling_methods": ["GENERATIVE"] if tokens else ["LOGPROBS"],
-                "specific": None,
-            },
-            "metric": {metric: float(one)},
-            "model_response": {
-                "text": ["x"],
-                "input_tokens": [1, 2, 3],
-                "output_tokens": [list(range(tokens or 2))] * (1 if tokens else 4),
-            },
-        }
-        for n, one in enumerate(right)
-    ]
+    rows = [lighteval_row(n, {metric: int(one)}, tokens) for n, one in enumerate(right)] if rows is None else rows
     folder = root / "details" / "org" / "model" / DATE
     folder.mkdir(parents=True)
     file = folder / f"details_gsm8k|0_{DATE}.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    results = root / "results" / "org" / "model"
-    results.mkdir(parents=True)
-    counts = {"gsm8k|0": {"effective_num_docs": len(right) if effective is None else effective}}
-    (results / f"results_{DATE}.json").write_text(json.dumps({"config_tasks": counts}))
+    lighteval_results(root, effective=effective)
     return file
+
+
+def lighteval_results(root: Path, *, effective: int = -1, version: int = 0, batch_size: int | None = None) -> None:
+    """Since lighteval 0.11 documents are counted no more: -1."""
+    results = root / "results" / "org" / "model"
+    results.mkdir(parents=True, exist_ok=True)
+    config = {"name": "gsm8k", "version": version, "original_num_docs": -1, "effective_num_docs": effective}
+    general = {"max_samples": None, "model_config": {"model_name": "org/model", "batch_size": batch_size}, "model_name": "org/model"}
+    values = {"config_general": general, "results": {"gsm8k|0": {"em": 0.5}}, "versions": {}, "config_tasks": {"gsm8k|0": config}}
+    (results / f"results_{DATE}.json").write_text(json.dumps(values))
 
 
 def plain(file: Path, right: list[bool], **more: Any) -> Path:
@@ -144,6 +164,66 @@ def test_lighteval_tells_the_tokens_of_generated_answers_and_of_no_others(tmp_pa
     generated = read_results(lighteval(tmp_path / "g", LOOPED, tokens=17)).records
     assert {(record.generated_tokens, record.prompt_tokens) for record in generated} == {(17, 3)}
     assert {record.generated_tokens for record in read_results(lighteval(tmp_path / "s", LOOPED)).records} == {None}
+
+
+def test_lightevals_padding_is_no_token_of_a_prompt_or_an_answer(tmp_path: Path) -> None:
+    """Batches are filled up: prompts at their beginning, answers at their end, both in what lighteval calls their tokens."""
+    padded = [
+        lighteval_row(0, {"em": 1}, 4),
+        lighteval_row(1, {"em": 0}, 4, input_tokens=[2, 1, 2, 3], padded_tokens_count=1, output_tokens=[[9, 2, 2, 2]]),
+        lighteval_row(2, {"em": 0}, 4, output_tokens=[[9, 5, 7, 2]]),
+    ]
+    found = read_results(lighteval(tmp_path / "p", [], rows=padded)).records
+    assert [(one.prompt_tokens, one.generated_tokens) for one in found] == [(3, 4), (3, 2), (3, 4)], "2 pads, and ends answers"
+    assert len({one.extra["prompt_hash"] for one in found}) == 1
+    loop = [lighteval_row(0, {"em": 1}, 4), lighteval_row(1, {"em": 0}, 4, output_tokens=[[9, 5, 5, 5]])]
+    unknown = lighteval(tmp_path / "u", [], rows=loop)  # is 5 the padding, or was it said three times?
+    assert [one.generated_tokens for one in read_results(unknown).records] == [None, None]
+    lighteval_results(tmp_path / "u", batch_size=1)
+    assert [one.generated_tokens for one in read_results(unknown).records] == [4, 4]
+    gathered = [lighteval_row(0, {"acc": 1}, input_tokens=[1, 2, 3, -1]), lighteval_row(1, {"acc": 1})]
+    prompts = {one.extra["prompt_hash"] for one in read_results(lighteval(tmp_path / "g", [], rows=gathered)).records}
+    assert len(prompts) == 1
+
+
+def test_a_task_that_is_written_and_scored_has_two_rows_for_each_document(tmp_path: Path) -> None:
+    def both(n: int) -> list[dict[str, Any]]:
+        rows = [lighteval_row(n, {"em": n % 2, "acc": None}, 5), lighteval_row(n, {"em": None, "acc": 1 - n % 2})]
+        for row in rows:
+            row["doc"]["sampling_methods"] = ["GENERATIVE", "LOGPROBS"]
+        return rows
+
+    ones, others = zip(*(both(n) for n in range(6)), strict=True)
+    file = lighteval(tmp_path / "b", [], rows=[*ones, *others])
+    said(RecordsError, "em and acc all say right or wrong; choose one with --metric", lambda: read_results(file))
+    written, scored = (read_results(file, ResultsChoice(metrics=(name,))).records for name in ("em", "acc"))
+    assert [(one.item, one.correct, one.generated_tokens) for one in written[:2]] == [("0", False, 5), ("2", True, 5)]
+    assert [(one.item, one.correct, one.generated_tokens) for one in scored[:2]] == [("0", True, None), ("2", False, None)]
+    twice = lighteval(tmp_path / "t", [], rows=[*ones, *ones, *others])
+    said(RecordsError, "document '0' of gsm8k.0 is there twice", lambda: read_results(twice, ResultsChoice(metrics=("em",))))
+    cut = lighteval(tmp_path / "c", [], rows=[*ones, *others[:-1]])
+    said(RecordsError, "acc of item '10' is missing", lambda: read_results(cut, ResultsChoice(metrics=("acc",))))
+
+
+def test_lightevals_prompts_and_versions_are_compared(tmp_path: Path) -> None:
+    """Another number of examples is another task; under one name of yours it is another prompt."""
+    looped, twin = lighteval(tmp_path / "l", LOOPED), lighteval(tmp_path / "t", TWIN)
+    rows = [lighteval_row(n, {"em": int(one)}, input_tokens=[5, 6, 1, 2, 3]) for n, one in enumerate(TWIN)]
+    shots = lighteval(tmp_path / "few", [], rows=rows)
+    said(TrialError, "item '0' of gsm8k.0 was asked with another prompt", lambda: judge(looped=looped, twin=shots))
+    for row in rows:
+        row["doc"]["task_name"] = "gsm8k|2"
+    named = lighteval(tmp_path / "named", [], rows=rows)
+    said(TrialError, "different tasks: looped has gsm8k.0, twin has gsm8k.2", lambda: judge(looped=looped, twin=named))
+    lighteval_results(tmp_path / "t", version=1)
+    said(TrialError, "gsm8k.0 is version 0 in looped, 1 in twin", lambda: judge(looped=looped, twin=twin))
+    rows = [lighteval_row(n, {"em": int(one)}) for n, one in enumerate(TWIN)]
+    rows[3]["doc"]["query"] = "another question"
+    said(
+        TrialError,
+        "item '6' of gsm8k.0 has the reference answer",
+        lambda: judge(looped=looped, twin=lighteval(tmp_path / "q", [], rows=rows)),
+    )
 
 
 def test_csv_cells_are_typed_and_empty_ones_are_not_known(tmp_path: Path) -> None:
@@ -210,6 +290,7 @@ def test_costs_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("item,flops\n0,1\n1,\n", "line 3: flops is ''; give a number"),
         ("item,flops\n0,1\n1,-2\n", "line 3: flops is -2.0; give a number from 0"),
         ("item,flops\n0,1\n1,nan\n", "line 3: flops is nan"),
+        ("item,flops\n0,1\n1,0\n", "line 3: flops is 0, and no answer costs nothing; give what it cost, or leave it out"),
         ("item,joules\n0,1\n1,2\n", "needs a column item and one of generated_tokens, flops"),
         ("item,generated_tokens\n0,1\n1,2\n", "holds generated_tokens of its own"),
         ("", "holds no records"),
@@ -224,6 +305,20 @@ def test_bad_tables_of_costs(tmp_path: Path, text: str, message: str) -> None:
 def test_a_cost_never_replaces_one_that_is_known(tmp_path: Path) -> None:
     run = read_results(plain(tmp_path / "a.jsonl", [True], flops=3.0))
     said(RecordsError, "holds flops of its own", lambda: with_cost(run, 2.0, "--cost twin"))
+
+
+def test_an_arm_whose_costs_are_all_0_was_not_measured_and_is_not_the_cheapest(tmp_path: Path) -> None:
+    looped, twin = (plain(tmp_path / f"{name}.jsonl", right, generated_tokens=100) for name, right in (("l", LOOPED), ("t", TWIN)))
+    free = plain(tmp_path / "free.jsonl", [True] * 200, generated_tokens=0)
+    verdict = judge(looped=looped, twin=twin, unlooped=free, cost_ratio=1.25, bootstrap=QUICK)
+    assert verdict.equal_flops is None and "its own cost is not known (layer-passes)" in (verdict.equal_flops_reason or "")
+    dear = plain(tmp_path / "dear.jsonl", [False] * 200, generated_tokens=0)
+    verdict = judge(looped=looped, twin=twin, unlooped=dear, cost_ratio=1.25, bootstrap=QUICK)
+    assert verdict.equal_flops is not None and verdict.equal_flops.comparator == "twin"
+    row = next(one for one in verdict.equal_flops.rows if one.other == "dear")
+    assert (row.eligible, row.cost_ratio, row.reason) == (False, None, "cost unknown: generated_tokens is 0 in all of its records")
+    (tmp_path / "zero.jsonl").write_text(json.dumps({"task": "t", "item": "0", "seed": 0, "sample": 0, "correct": True, "flops": 0}))
+    said(RecordsError, "line 1: flops is 0, and no answer costs nothing", lambda: read_results(tmp_path / "zero.jsonl"))
 
 
 # --- what must be chosen ------------------------------------------------------------------------------------------------------
@@ -367,6 +462,7 @@ def test_damaged_parquet_is_said_in_one_line(tmp_path: Path) -> None:
         ("task,item,correct,seed\nt,0,1,0.5\n", "line 2: seed is '0.5'; give a whole number"),
         ("task,item,correct,generated_tokens\nt,0,1,nan\n", "line 2: generated_tokens is nan"),
         ("task,item,correct,generated_tokens\nt,0,1,-3\n", "line 2: generated_tokens is -3"),
+        ("task,item,correct,flops\nt,0,1,0\n", "line 2: flops is 0, and no answer costs nothing"),
         ("task,item,correct,flops\nt,0,1,many\n", "line 2: flops is 'many'; give a number, or leave the cell empty"),
         ("task,item,item,correct\nt,0,0,1\n", "two columns called 'item'"),
         ("question,right\na,1\n", "has no column 'item'; its columns are question, right"),

@@ -272,6 +272,28 @@ def test_number_tasks(gold: str, text: str, correct: bool, rule: str):
     assert (grade.correct, grade.rule) == (correct, rule)
 
 
+@pytest.mark.parametrize(
+    "box",
+    ["not 5", "The total is not 5", "never 5", "more than 5", "It is less than 5", "half of 5", "twice 5", "minus 5", "negative 5",
+     "5 not", "5 is wrong", "5 isn't right", "5 squared", "5 minus one", "5 and a half", "5 hours and a half", "\\text{not } 5",
+     "5\\text{ is not it}", "\\ne 5", "\\neq 5", "\\not= 5", "x \\not= 5", "≠ 5", "> 5", "\\le 5", "x \\ne 5"],
+)  # fmt: skip
+def test_a_number_that_is_denied_or_changed_is_not_that_number(box: str):
+    """math-verify agrees on all that it reads but a lone "not equal", which it takes for the number."""
+    for grader in (grade_number, grade_expression):
+        grade = grader("5", f"So it is \\boxed{{{box}}}.")
+        assert (grade.correct, grade.rule) == (False, "mismatch"), grade
+
+
+@pytest.mark.parametrize(
+    "box",
+    ["5", "5 apples", "the answer is 5", "Answer: 5", "Half of that is 5", "The one that is not blue is 5", "5 with no remainder",
+     "about 5", "at least 5", "5 more", "5 times", "5 less", "5 cents not counting tax", "x = 5"],
+)  # fmt: skip
+def test_other_words_around_a_number_leave_it(box: str):
+    assert grade_number("5", f"\\boxed{{{box}}}").correct
+
+
 def test_equal_numbers_are_shown_alike_for_voting():
     texts = ("\\boxed{\\$1,200}", "\\boxed{1200.0}", "So 1200.", "\\boxed{x = 1200\\text{ cm}}")
     assert {grade_number("7", text).answer for text in texts} == {"1200"}

@@ -67,8 +67,32 @@ def test_the_trial_judges_what_post_training_changed(chained: Path, capsys: pyte
         assert [one["seed"] for one in row["contrast"]["seed_deltas"]] == [0, 1]
     assert rows[0]["contrast"]["delta_points"] == pytest.approx(-100)
     text = (out / "set_report.md").read_text()
+    assert "was named when this one had begun" not in text
     assert "## Before and after" in text and "from 100.0 to 33.3 % (−66.7), its control from 33.3 to 66.7 % (+33.3)" in text
     assert "| looped | twin | +66.7 | −33.3 | −100.0 [" in text
+
+
+def test_a_trial_before_can_be_named_when_the_trial_is_finished(chained: Path, tmp_path: Path) -> None:
+    out, before, other = tmp_path / "out", chained / "before", tmp_path / "other"
+    set_trial(chained / "second", out=out, **TRIAL)
+    answers = {file: file.read_bytes() for file in (out / "runs").rglob("records.jsonl")}
+    verdict, plan = (json.loads((out / name).read_text()) for name in ("verdict.json", "set_plan.json"))
+    assert plan["before"] is None and "before_added" not in plan
+    with pytest.raises(TrialError, match="holds no trial of a set"):
+        set_trial(chained / "second", out=out, before=chained / "first", **TRIAL)
+    assert json.loads((out / "set_plan.json").read_text()) == plan
+    for _ in range(2):  # the same command again finds the same plan
+        set_trial(chained / "second", out=out, before=before, **TRIAL)
+        assert json.loads((out / "set_plan.json").read_text())["before_added"]
+    assert {file: file.read_bytes() for file in (out / "runs").rglob("records.jsonl")} == answers
+    assert json.loads((out / "verdict.json").read_text()) == verdict
+    assert len(json.loads((out / "set_verdict.json").read_text())["before_after"]) == 3
+    assert "the trial before was named when this one had begun" in (out / "set_report.md").read_text()
+    shutil.copytree(before, other)
+    with pytest.raises(TrialError, match="whose plan has another before"):
+        set_trial(chained / "second", out=out, before=other, **TRIAL)
+    with pytest.raises(TrialError, match="whose plan has another before"):
+        set_trial(chained / "second", out=out, **TRIAL)
 
 
 def test_other_draws_before_are_refused_before_anything_is_evaluated(chained: Path, tmp_path: Path) -> None:

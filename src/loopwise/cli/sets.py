@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 SET_ONLY = ("depths", "before")
 """Options of ``trial`` that only a set reads."""
-_OF_ONE_MODEL = ("loops", "placement", "twin", "noise_floor", "noise_floor_of", "larger_model", "seed")
+OF_ONE_MODEL = ("loops", "placement", "twin", "noise_floor", "noise_floor_of", "larger_model", "seed")
+"""Options that have no meaning for a set."""
 
 
 def set_trial_command(command: TrialCommand) -> None:
     """Try a set, and print the verdict of the loop under test and the tables of the controls."""
-    refuse_given(command, _OF_ONE_MODEL, "has no meaning for a set, whose loops, twins and seeds are its own; leave it out")
+    refuse_given(command, OF_ONE_MODEL, "has no meaning for a set, whose loops, twins and seeds are its own; leave it out")
     from ..recipes.set_judging import SET_REPORT_FILE, SET_VERDICT_FILE
     from ..recipes.set_trial import set_trial
     from ..records import read_json

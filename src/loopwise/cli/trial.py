@@ -12,6 +12,7 @@ from ..protocol import verdict_to_json
 from .console import Progress, UsageError, print_json, save_config
 from .losses import TRIAL_ONLY, loss_trial_command, refuse_given
 from .ranks import refuse_ranks, together
+from .set_plan import set_plan_command
 from .sets import SET_ONLY, set_trial_command
 from .summary import larger_model, summary
 from .trial_plan import PLAN_ONLY, plan_command
@@ -53,7 +54,8 @@ class Command:
     depths: tuple[int, ...] = ()
     """Of a set: further passes that the looped model is evaluated at; default: those that the recipe anchored was trained at."""
     before: Path | None = None
-    """Of a set: the finished trial of the set before post-training, on the same items, for the difference of differences."""
+    """Of a set: the finished trial of the set before post-training, on the same items, for the difference of differences; may be named
+    when this trial is finished too."""
     task: tuple[str, ...] = ("ladder",)
     """One or more of docs/benchmarks.md, e.g. ladder, gsm8k, math500; bbh:each is its 27 subtasks."""
     budgets: tuple[int, ...] = ()
@@ -122,11 +124,12 @@ class Command:
         refuse_given(self, TRIAL_ONLY, "is read with --loss only; leave it out")
         from ..recipes.learning_files import is_set
 
+        of_set = len(self.model) == 1 and is_set(self.model[0])
         if self.plan:
             refuse_ranks("trial --plan")
-            return plan_command(self)
+            return set_plan_command(self) if of_set else plan_command(self)
         refuse_given(self, PLAN_ONLY, "is read with --plan only; leave it out")
-        if len(self.model) == 1 and is_set(self.model[0]):
+        if of_set:
             refuse_ranks("the trial of a set")
             return set_trial_command(self)
         with together() as ranks:

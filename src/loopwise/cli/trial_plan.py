@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import plan_to_json
 from .console import UsageError, print_json, table
+from .losses import refuse_given
+from .sets import SET_ONLY
 
 if TYPE_CHECKING:
+    from ..protocol.prior import Throughput
     from ..recipes.trial_estimate import ArmEstimate, TrialEstimate
     from .trial import Command as TrialCommand
 
@@ -18,17 +21,14 @@ PLAN_ONLY = ("prior", "throughput", "probe")
 
 
 def plan_command(command: TrialCommand) -> None:
-    """Print the estimate of a trial.
+    """Print the estimate of a trial of one model.
 
     Raises:
-        UsageError: several models, or the folder of a set.
+        UsageError: several models, or options that only a set reads.
     """
-    from ..recipes.learning_files import is_set
-
+    refuse_given(command, SET_ONLY, "is for the folder of a set that loopwise learn wrote; leave it out")
     if len(command.model) != 1 or len(command.twin) > 1:
         raise UsageError(f"--plan estimates a trial of one looped model, not of {len(command.model)}; plan them one by one")
-    if is_set(command.model[0]):
-        raise UsageError(f"{command.model[0]} is a set that loopwise learn wrote, which --plan cannot estimate; plan one of its models")
     from ..recipes.trial_estimate import Known, estimate_trial
 
     found = estimate_trial(
@@ -66,7 +66,12 @@ def estimate_text(found: TrialEstimate) -> str:
         table([_arm_row(found, arm) for arm in found.arms] + [_total_row(found)], _HEADER),
     ]
     lines += [f"{arm.name}: not applicable: {arm.reason}" for arm in plan.arms() if not arm.applicable]
-    for text in (_lengths_text(found), _time_text(found), *_gain_texts(found)):
+    lengths = lengths_text(found.num_prior_runs, known=found.total("expected_tokens") is not None)
+    for text in (
+        lengths,
+        time_text(found.throughput, f"a looped token takes {plan.layer_pass_ratio:.2f} times as long"),
+        *_gain_texts(found),
+    ):
         lines += ["", *textwrap.wrap(text, 110)]
     return "\n".join(lines)
 
@@ -83,19 +88,20 @@ def _task_row(found: TrialEstimate, name: str) -> list[str]:
 
 def _arm_row(found: TrialEstimate, arm: ArmEstimate) -> list[str]:
     purpose = arm.purpose + (" (runs twice)" if arm.name in found.repeated else "")
-    figures = (arm.num_answers, arm.most_tokens, arm.expected_tokens, arm.expected_flops or arm.most_flops, arm.seconds)
-    return [arm.name, purpose, *_figures(*figures, most=arm.expected_flops is None)]
+    numbers = (arm.num_answers, arm.most_tokens, arm.expected_tokens, arm.expected_flops or arm.most_flops, arm.seconds)
+    return [arm.name, purpose, *figures(*numbers, most=arm.expected_flops is None)]
 
 
 def _total_row(found: TrialEstimate) -> list[str]:
     expected, most = found.total("expected_flops"), found.total("most_flops")
-    figures = (found.total("num_answers"), found.total("most_tokens"), found.total("expected_tokens"), expected or most)
-    return ["all", "", *_figures(*figures, found.total("seconds"), most=expected is None)]
+    numbers = (found.total("num_answers"), found.total("most_tokens"), found.total("expected_tokens"), expected or most)
+    return ["all", "", *figures(*numbers, found.total("seconds"), most=expected is None)]
 
 
-def _figures(
+def figures(
     answers: float | None, most_tokens: float | None, tokens: float | None, flops: float | None, seconds: float | None, *, most: bool
 ) -> list[str]:
+    """Answers, tokens at most and expected, FLOPs and time as cells; ``most`` marks the last two as upper bounds."""
     bound = "≤" if most else ""
     return [
         f"{answers or 0:,.0f}",
@@ -112,10 +118,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _lengths_text(found: TrialEstimate) -> str:
-    if found.total("expected_tokens") is not None:
+def lengths_text(num_prior_runs: int, *, known: bool) -> str:
+    """Where expected tokens come from."""
+    if known:
         return (
-            f"Expected tokens come from {found.num_prior_runs} earlier runs; an answer that did not end within its budget there is taken "
+            f"Expected tokens come from {num_prior_runs} earlier runs; an answer that did not end within its budget there is taken "
             "to use up the one here."
         )
     return (
@@ -123,13 +130,17 @@ def _lengths_text(found: TrialEstimate) -> str:
     )
 
 
-def _time_text(found: TrialEstimate) -> str:
-    if found.throughput is None:
+def time_text(rate: Throughput | None, looped: str) -> str:
+    """What the time is for.
+
+    Args:
+        looped: what a looped token takes, in words.
+    """
+    if rate is None:
         return "Time is not known: give --throughput, an earlier run with --prior, or --probe to measure for some seconds."
-    rate = found.throughput
     return (
-        f"Time is for {rate.tokens_per_second:,.1f} tokens of the plain model a second, from {rate.source}; a looped token takes "
-        f"{found.plan.layer_pass_ratio:.2f} times as long, and prompts, loading and parity checks come on top."
+        f"Time is for {rate.tokens_per_second:,.1f} tokens of the plain model a second, from {rate.source}; {looped}, and prompts, loading "
+        "and parity checks come on top."
     )
 
 

@@ -149,8 +149,12 @@ def not_judged_report(reason: str) -> list[str]:
     return [_TITLE, "", f"Not judged: {reason}"]
 
 
-def before_report(rows: Sequence[BeforeRow], before: SetTrialPlan) -> list[str]:
-    """The table as lines of Markdown."""
+def before_report(rows: Sequence[BeforeRow], before: SetTrialPlan, *, added: bool = False) -> list[str]:
+    """The table as lines of Markdown.
+
+    Args:
+        added: whether the trial before was named once this one had begun.
+    """
     lines = [
         _TITLE,
         "",
@@ -180,4 +184,6 @@ def before_report(rows: Sequence[BeforeRow], before: SetTrialPlan) -> list[str]:
     others = [row for row in rows if row.loops_before != row.loops]
     changed = [f"- {row.looped} had the loops {row.loops_before} before, {row.loops} after" for row in others]
     notes = [f"- note: {note}" for note in dict.fromkeys(note for row in rows for note in row.contrast.notes)]
+    if added:
+        notes.append("- note: the trial before was named when this one had begun; the plan did not ask for this comparison")
     return [*lines, *(["", *changed, *notes] if changed or notes else [])]

@@ -8,7 +8,7 @@ names one of the set before post-training, the difference of differences stands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +64,8 @@ class SetTrialPlan:
     """Members that are not evaluated, and why."""
     before: str | None = None
     """The folder of the trial of the set before post-training, from this trial's own; None: there is none."""
+    before_added: bool = False
+    """Whether that was named once this trial had begun; the report says so."""
 
     def candidates(self, looped: TriedMember) -> tuple[TriedMember, ...]:
         """The unlooped members that are candidates of a looped one's second test beside its own twin."""
@@ -88,7 +90,8 @@ def trained_no_more(one: TriedMember, looped: TriedMember) -> bool:
 
 def set_plan_to_json(plan: SetTrialPlan) -> dict[str, Any]:
     """As plain JSON values."""
-    return {"format": FORMAT, **asdict(plan), "seeds": list(plan.seeds), "members": [asdict(one) for one in plan.members]}
+    values = {"format": FORMAT, **asdict(plan), "seeds": list(plan.seeds), "members": [asdict(one) for one in plan.members]}
+    return values if plan.before_added else {name: value for name, value in values.items() if name != "before_added"}
 
 
 def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
@@ -107,6 +110,7 @@ def set_plan_from_json(values: Mapping[str, Any], file: Path) -> SetTrialPlan:
             members=members,
             left_out=dict(values["left_out"]),
             before=values.get("before"),
+            before_added=bool(values.get("before_added")),
         )
     except (KeyError, TypeError) as error:
         raise TrialError(f"{file}: damaged ({type(error).__name__}: {str(error)[:80]}); try the set in a new --out") from None
@@ -187,9 +191,20 @@ def arms_before(tested: SetTrialPlan, plan: Plan, where: Path) -> tuple[SetTrial
         TrialError: as `read_before`, or an arm without a complete run.
         RecordsError: a damaged run.
     """
-    its_plan, its = read_before(plan, where)
+    _, its = read_before(plan, where)
     ours = {one.name for one in tested.members}
-    return its, {one.name: _deciding(_runs_of(where, one), its_plan) for one in its.members if one.name in ours}
+    return its, deciding_arms(where, [one.name for one in its.members if one.name in ours])
+
+
+def deciding_arms(where: Path, names: Collection[str]) -> dict[str, Arm]:
+    """The deciding arms of members of a set's trial.
+
+    Raises:
+        TrialError: it is no set's trial, or an arm has no complete run.
+        RecordsError: a damaged run.
+    """
+    plan, tested = read_plans(where)
+    return {one.name: _deciding(_runs_of(where, one), plan) for one in tested.members if one.name in names}
 
 
 def _against_before(
@@ -204,7 +219,7 @@ def _against_before(
         rows = before_rows(tested, its, lambda name: _deciding(runs[name], plan), arms.__getitem__, bootstrap, plan.alpha)
     except (TrialError, RecordsError) as error:  # what was evaluated is judged all the same
         return (), not_judged_report(str(error)), str(error)
-    return rows, before_report(rows, its), ""
+    return rows, before_report(rows, its, added=tested.before_added), ""
 
 
 def _runs_of(folder: Path, member: TriedMember) -> list[Run]:

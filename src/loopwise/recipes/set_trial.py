@@ -15,7 +15,7 @@ from typing import Any
 
 from ..evaluation import items_hash
 from ..loops import format_loops, parse_loops, with_passes
-from ..models import load, resolve, resolve_loops
+from ..models import Source, load, resolve, resolve_loops
 from ..protocol import Plan, PlannedArm, TrialError, Verdict
 from ..records import read_json, write_json
 from ..serving import VllmHost
@@ -51,7 +51,8 @@ def set_trial(
         folder: what ``loopwise learn`` wrote.
         depths: further numbers of passes that the looped model is evaluated at; by default every one that anchored recurrent depth was
             trained at, and none of other recipes.
-        before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too.
+        before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too. It may
+            be named when this trial has begun or is finished; the report says so.
 
     Raises:
         TrialError: a set that is not done or whose twins did not share their batches, a plan that cannot be, or ``out`` holds another
@@ -59,25 +60,52 @@ def set_trial(
         TaskError, ModelError, DataError, ParityError: bad input, before anything long begins.
     """
     settings, folder, out = settings or TrialSettings(), Path(folder), Path(out)
-    if settings.larger_model is not None or settings.noise_floor_of:
-        raise TrialError(f"{folder} is a set: leave out --larger-model and --noise-floor-of; a larger model's figures go with --larger")
-    if settings.placement is not None or settings.noise_floor or settings.seed:
-        raise TrialError(f"{folder} is a set, whose seeds and loops are its own: leave out --placement, --noise-floor and --seed")
+    check_set_settings(folder, settings)
     chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
     for task in chosen:
         task.load(settings.data, settings.limit)  # fails before a model is loaded
     tested = plan_members(folder, depths)
-    source = resolve(_model_folder(tested, tested.named(LOOPED), tested.seeds[0]))
+    source = resolve(model_folder(tested, tested.named(LOOPED), tested.seeds[0]))
     check_answering(settings, [source], chosen)
-    loops = resolve_loops(source, tested.named(LOOPED).loops)
-    plan = replace(plan_trial(source, loops, chosen, budgets, settings), model=str(folder), seeds=tested.seeds)
+    plan = plan_set(tested, source, chosen, budgets, settings)
     if before is not None:
         tested = _with_before(tested, plan, chosen, Path(before), out, settings)
-    _check_planned(out, tested)
+    tested = _checked_against_plan(out, tested)
     keep_plan(out, plan, settings)
     write_json(out / SET_PLAN_FILE, set_plan_to_json(tested))
     _Evaluating(tested, plan, {task.name: task for task in chosen}, out, settings, progress).run()
     return judge_set(out)
+
+
+def check_set_settings(folder: Path, settings: TrialSettings) -> None:
+    """Refuse what only the trial of one model can have.
+
+    Raises:
+        TrialError: such a setting.
+    """
+    if settings.larger_model is not None or settings.noise_floor_of:
+        raise TrialError(f"{folder} is a set: leave out --larger-model and --noise-floor-of; a larger model's figures go with --larger")
+    if settings.placement is not None or settings.noise_floor or settings.seed:
+        raise TrialError(f"{folder} is a set, whose seeds and loops are its own: leave out --placement, --noise-floor and --seed")
+
+
+def plan_set(tested: SetTrialPlan, source: Source, tasks: Sequence[Task], budgets: Sequence[int], settings: TrialSettings) -> Plan:
+    """The plan that all members share, from the looped model's config.json and the tasks alone.
+
+    Raises:
+        As `plan_trial`.
+    """
+    loops = resolve_loops(source, tested.named(LOOPED).loops)
+    return replace(plan_trial(source, loops, tasks, budgets, settings), model=tested.folder, seeds=tested.seeds)
+
+
+def member_arms(plan: Plan, member: TriedMember) -> Iterator[PlannedArm]:
+    """The arms that a member runs with each seed, under its own name."""
+    looped = member.role not in (TWIN, "equal-flops")
+    for arm in plan.arms():
+        decides = arm.purpose == "pair" and arm.rule == plan.deciding_rule and not arm.further_reserve
+        if arm.applicable and arm.looped is looped and (member.every_arm or decides):
+            yield replace(arm, name=f"{member.name}-{arm.name.partition('-')[2]}", looped=member.loops != "none")
 
 
 def _with_before(tested: SetTrialPlan, plan: Plan, tasks: Sequence[Task], before: Path, out: Path, settings: TrialSettings) -> SetTrialPlan:
@@ -93,7 +121,7 @@ def _with_before(tested: SetTrialPlan, plan: Plan, tasks: Sequence[Task], before
     asked = {name: Questions(golds={item.name: item.gold for item in of}) for name, of in items.items()}
     check_questions(asked, arms.values(), before)  # needs no model
     looped = tested.named(LOOPED)
-    model, tokenizer = load(_model_folder(tested, looped, tested.seeds[0]), loops=looped.loops, dtype=settings.dtype, device="cpu")
+    model, tokenizer = load(model_folder(tested, looped, tested.seeds[0]), loops=looped.loops, dtype=settings.dtype, device="cpu")
     for task in tasks:
         found = items_hash(model, tokenizer, task, items[task.name], thinking=settings.thinking)
         asked[task.name] = replace(asked[task.name], items_hash=found)
@@ -183,21 +211,29 @@ def _at_depths(members: Sequence[TriedMember], values: dict[str, Any], depths: S
     return found
 
 
-def _check_planned(out: Path, tested: SetTrialPlan) -> None:
-    """Refuse a folder that holds another trial: a plan is fixed before its trial runs."""
+def _checked_against_plan(out: Path, tested: SetTrialPlan) -> SetTrialPlan:
+    """Refuse a folder that holds another trial: a plan is fixed before its trial runs. A trial before may be named later, for it changes
+    nothing that is asked or decided; then the plan says that it was.
+    """
     file = out / SET_PLAN_FILE
     if (out / "plan.json").exists() and not file.exists():
         raise TrialError(f"{out} holds a trial of one model; give a new --out")
-    if file.exists():
-        there = read_json(file)
-        for name, ours in set_plan_to_json(tested).items():
-            if there.get(name) != ours:
-                raise TrialError(
-                    f"{out} holds a trial of a set whose plan has another {name}; a plan is fixed before its trial runs: give a new --out"
-                )
+    if not file.exists():
+        return tested
+    there = read_json(file)
+    if tested.before is not None and (there.get("before") is None or there.get("before_added")):
+        tested = replace(tested, before_added=True)
+        there = {**there, "before": there.get("before") or tested.before, "before_added": True}
+    for name, ours in set_plan_to_json(tested).items():
+        if there.get(name) != ours:
+            raise TrialError(
+                f"{out} holds a trial of a set whose plan has another {name}; a plan is fixed before its trial runs: give a new --out"
+            )
+    return tested
 
 
-def _model_folder(tested: SetTrialPlan, member: TriedMember, seed: int) -> Path:
+def model_folder(tested: SetTrialPlan, member: TriedMember, seed: int) -> Path:
+    """Where a member's model of one seed lies."""
     return Path(tested.folder) / member.member / f"seed-{seed}" / MODEL_FOLDER
 
 
@@ -215,7 +251,7 @@ class _Evaluating:
     def run(self) -> None:
         """Run every arm of every member and seed."""
         queue = [(member, seed) for seed in self.tested.seeds for member in self.tested.members]
-        work = [sum(self._work(arm) for arm in self._arms(member)) for member, _ in queue]
+        work = [sum(self._work(arm) for arm in member_arms(self.plan, member)) for member, _ in queue]
         done = 0.0
         with VllmHost() as host:
             for (member, seed), share in zip(queue, work, strict=True):
@@ -223,24 +259,15 @@ class _Evaluating:
                 done += share
 
     def _member(self, member: TriedMember, seed: int, done: float, total: float, host: VllmHost) -> None:
-        looped = member.loops != "none"
-        source = _model_folder(self.tested, member, seed)
+        source = model_folder(self.tested, member, seed)
         host.stop()  # the memory of the one before
         loaded = load(source, loops=member.loops, dtype=self.settings.dtype, device=self.settings.device)
         loops = resolve_loops(resolve(source), member.loops)
         report = None if self.progress is None else partial(self._report, done, total)
         settings = replace(self.settings, seed=seed)
         runner = ArmRunner(self.out, self.plan, self.tasks, Pair(loaded, loaded, loops), settings, report, host=host)
-        for arm in self._arms(member):
-            name = f"{member.name}-{arm.name.partition('-')[2]}"
-            runner.run(replace(arm, name=name, looped=looped), folder=self.out / "runs" / member.name / name / f"seed-{seed}")
-
-    def _arms(self, member: TriedMember) -> Iterator[PlannedArm]:
-        looped = member.role not in (TWIN, "equal-flops")
-        for arm in self.plan.arms():
-            decides = arm.purpose == "pair" and arm.rule == self.plan.deciding_rule and not arm.further_reserve
-            if arm.applicable and arm.looped is looped and (member.every_arm or decides):
-                yield arm
+        for arm in member_arms(self.plan, member):
+            runner.run(arm, folder=self.out / "runs" / member.name / arm.name / f"seed-{seed}")
 
     def _work(self, arm: PlannedArm) -> float:
         """Layer passes times tokens at most, as `ArmRunner.work`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,7 @@ def estimate_trial(
         TrialError, LoopError, TaskError, ModelError, CostError: as `trial`, before it loads a model.
     """
     settings, known, out = settings or TrialSettings(), known or Known(), Path(out)
-    if known.probe and known.tokens_per_second is not None:
-        raise TrialError("a throughput is measured by a probe or given, not both; leave one out")
-    if known.probe and settings.engine != "eager":
-        raise TrialError(f"a probe decodes eagerly and says nothing of engine {settings.engine!r}; give a throughput")
-    given = None
-    if known.tokens_per_second is not None:
-        given = Throughput(tokens_per_second=known.tokens_per_second, source="as given")
+    check_known(known, settings)
     chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
     items = {task.name: task.load(settings.data, settings.limit) for task in chosen}
     source = resolve(model, weights=known.probe)
@@ -137,31 +132,52 @@ def estimate_trial(
     plan = plan_trial(source, checked, chosen, budgets, settings)
     repeated = arms_repeated(plan, deciding_twin(plan).name, deciding=settings.noise_floor, others=settings.noise_floor_of)
     prior = read_prior(known.prior or ((out,) if out.is_dir() else ()))
-    shapes = _Shapes(source, checked, settings)
-    throughput = given
-    if given is None and known.probe:
-        throughput = _probe(source, chosen[0], items[chosen[0].name], settings)
-    elif given is None:
-        throughput = prior.throughput(plan.batch_size, engine=settings.engine)
-    arms = tuple(
-        _arm(arm, plan, {task.name: task for task in chosen}, items, shapes, prior, throughput) for arm in plan.arms() if arm.applicable
-    )
+    shapes = Shapes(source, checked, settings)
+    throughput = throughput_of(known, prior, plan, source, chosen[0], settings)
+    asked = [(task, items[task.name]) for task in chosen]
+    arms = tuple(arm_estimate(arm, plan, asked, shapes, prior, throughput) for arm in plan.arms() if arm.applicable)
     counts = {name: len(of) for name, of in items.items()}
     one_sided = stats.smallest_one_sided(sum(counts.values()), alpha=plan.alpha, power=POWER)
     return TrialEstimate(
         plan=plan,
         num_items=counts,
-        prompt_tokens={task.name: sum(lengths) / len(lengths) for task in chosen if (lengths := shapes.prompts(items[task.name], task))},
+        prompt_tokens=shapes.mean_prompts(asked),
         arms=arms,
         repeated=repeated,
         throughput=throughput,
         num_prior_runs=len(prior.runs),
-        smallest_gains=_gains(plan, counts, prior),
+        smallest_gains=smallest_gains(plan, counts, prior),
         one_sided_points=None if one_sided is None else 100 * one_sided,
     )
 
 
-class _Shapes:
+def check_known(known: Known, settings: TrialSettings) -> None:
+    """Refuse a throughput that cannot be, or that is told twice.
+
+    Raises:
+        TrialError: the fault.
+    """
+    if known.probe and known.tokens_per_second is not None:
+        raise TrialError("a throughput is measured by a probe or given, not both; leave one out")
+    if known.probe and settings.engine != "eager":
+        raise TrialError(f"a probe decodes eagerly and says nothing of engine {settings.engine!r}; give a throughput")
+    _given(known)
+
+
+def throughput_of(known: Known, prior: Prior, plan: Plan, source: Source, task: Task, settings: TrialSettings) -> Throughput | None:
+    """As given, as probed, or as the earlier runs' meters say; None where nothing does."""
+    if known.probe:
+        return _probe(source, task, task.load(settings.data, settings.limit), settings)
+    return _given(known) or prior.throughput(plan.batch_size, engine=settings.engine)
+
+
+def _given(known: Known) -> Throughput | None:
+    if known.tokens_per_second is None:
+        return None
+    return Throughput(tokens_per_second=known.tokens_per_second, source="as given")
+
+
+class Shapes:
     """The models' shapes and tokenizers, read once."""
 
     def __init__(self, source: Source, loops: tuple[Loop, ...], settings: TrialSettings) -> None:
@@ -172,6 +188,16 @@ class _Shapes:
         big = None if larger is None else resolve(larger, weights=False)
         self.larger = self.plain if big is None else (read_shape(big.folder), _chat(big))
         self.kept: dict[tuple[str, bool], list[int]] = {}
+
+    def with_loops(self, loops: tuple[Loop, ...]) -> Shapes:
+        """The same model with other loops; prompts that were counted stay counted."""
+        other = copy(self)
+        other.loops = loops
+        return other
+
+    def mean_prompts(self, asked: Sequence[tuple[Task, Sequence[Item]]]) -> dict[str, float]:
+        """Mean tokens of each benchmark's prompts."""
+        return {task.name: sum(lengths) / len(lengths) for task, items in asked if (lengths := self.prompts(items, task))}
 
     def of(self, arm: PlannedArm) -> tuple[ModelShape, tuple[Loop, ...], float]:
         """An arm's shape and loops, and what a token of it costs in tokens of the plain model."""
@@ -201,15 +227,20 @@ def _chat(source: Source) -> Chat:
     return Chat(tokenizer, template, None, frozenset(), 0)  # prompts only: what ends a text is not asked
 
 
-def _arm(
+def arm_estimate(
     arm: PlannedArm,
     plan: Plan,
-    tasks: Mapping[str, Task],
-    items: Mapping[str, tuple[Item, ...]],
-    shapes: _Shapes,
+    asked: Sequence[tuple[Task, Sequence[Item]]],
+    shapes: Shapes,
     prior: Prior,
     throughput: Throughput | None,
 ) -> ArmEstimate:
+    """What one arm would take with one seed.
+
+    Args:
+        asked: every benchmark with its items.
+    """
+    tasks, items = {task.name: task for task, _ in asked}, {task.name: of for task, of in asked}
     shape, loops, ratio = shapes.of(arm)
     answers, most, expected, most_flops, expected_flops = 0, 0, 0.0, 0.0, 0.0
     known = True
@@ -242,7 +273,7 @@ def _flops(shape: ModelShape, loops: tuple[Loop, ...], prompt_tokens: int, gener
     return one + (max(generated_tokens, 1.0) - 1) * (two - one)
 
 
-def _gains(plan: Plan, counts: Mapping[str, int], prior: Prior) -> tuple[SmallestGain, ...]:
+def smallest_gains(plan: Plan, counts: Mapping[str, int], prior: Prior) -> tuple[SmallestGain, ...]:
     """By the discordance of earlier pairs where every benchmark has one, else for each of the assumed ones."""
     measured = [prior.discordance(task.name) for task in plan.tasks]
     shares = [share for share in measured if share is not None]

@@ -123,6 +123,8 @@ def record_from(values: dict[str, Any], where: str) -> Record:
         value = values.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST):
             raise RecordsError(f"{where}: {name} is {repr(value)[:40]}; give a number from 0 to {_LARGEST:g}")
+    if values.get("flops") == 0:
+        raise RecordsError(f"{where}: flops is 0, and no answer costs nothing; give what it cost, or leave it out where that is not known")
     if values.get("finished") not in (None, 0, 1):
         raise RecordsError(f"{where}: finished is {values['finished']!r}; give true or false")
     known = {k: v for k, v in values.items() if k in _NAMES}

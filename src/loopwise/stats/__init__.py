@@ -26,7 +26,7 @@ from .effects import (
     spearman,
 )
 from .exact import holm, mcnemar_exact, sign_floor
-from .planning import smallest_gain, smallest_one_sided
+from .planning import smallest_gain, smallest_gain_over_training_runs, smallest_one_sided
 from .student import mean_half_width, over_training_runs
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "sign_floor",
     "smallest_detectable",
     "smallest_gain",
+    "smallest_gain_over_training_runs",
     "smallest_one_sided",
     "spearman",
     "two_sided_p",

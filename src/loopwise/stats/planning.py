@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from .bootstrap import StatsError
-from .effects import smallest_detectable
+from .effects import planned_standard_error, smallest_detectable
 from .exact import sign_floor
 
 
@@ -35,6 +36,39 @@ def smallest_gain(
     one_sided = smallest_one_sided(sum(num_items), alpha=alpha, power=power)
     gain = None if one_sided is None else max(by_spread, one_sided)
     return gain if gain is not None and gain <= discordance else None
+
+
+def smallest_gain_over_training_runs(
+    num_items: Sequence[int], discordance: float, training_sd: float, *, num_seeds: int, alpha: float = 0.05, power: float = 0.8
+) -> float | None:
+    """The smallest gain on average over training runs, as a share, that is found with seeds resampled too; None where none could be.
+
+    Over S training runs the observed mean difference has the variance sd^2/S + v/S, where sd is that of a pair's true difference from
+    one training run to the next and v = mean(discordance/n)/benchmarks the chance of one seed's items. The interval that resamples
+    items and seeds adds the variance of the seeds' own differences, sd^2 + v, over S to that of the items, v/S (see `bootstrap`), so
+    that it is wider than what happens by chance:
+
+        z_{1-alpha/2} * sqrt((sd^2 + 2v) / S) + z_power * sqrt((sd^2 + v) / S)
+
+    Args:
+        training_sd: as a share of macro accuracy.
+        num_seeds: of training, at least 2.
+
+    Raises:
+        StatsError: as `smallest_gain`; one seed, or a spread that cannot be.
+    """
+    if num_seeds < 2:
+        raise StatsError(f"{num_seeds} training seeds; the variance over training runs needs at least 2")
+    if not (math.isfinite(training_sd) and 0 <= training_sd <= 1):
+        raise StatsError(f"a standard deviation of {training_sd} over training runs; give a share from 0 to 1")
+    conditional = smallest_gain(num_items, discordance, num_seeds=num_seeds, alpha=alpha, power=power)
+    if conditional is None:
+        return None
+    by_items = planned_standard_error(num_items, num_seeds, discordance) ** 2
+    over_runs = training_sd**2 / num_seeds
+    z = NormalDist().inv_cdf
+    gain = z(1 - alpha / 2) * math.sqrt(over_runs + 2 * by_items) + z(power) * math.sqrt(over_runs + by_items)
+    return max(gain, conditional) if gain <= discordance else None
 
 
 def smallest_one_sided(num_items: int, *, alpha: float = 0.05, power: float = 0.8) -> float | None:

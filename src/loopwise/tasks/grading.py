@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from . import answers
-from .latex import cleaned, exact_number, normalised, same_number, unassigned, without_unit
+from .latex import changes_number, cleaned, exact_number, normalised, same_number, unassigned, without_unit
 from .math_child import CHILD
 from .values import Grade
 
@@ -18,7 +18,7 @@ RULES = {
     "normalised": "the answer and the gold are one text in normal form",
     "number": "both are exact numbers, compared as fractions",
     "last-number": "there was no box; the last number of the text was compared as a fraction",
-    "mismatch": "the two are different kinds of things (a word, a pair, a set, a variable), so they are not equal",
+    "mismatch": "the two are different kinds of things (a word, a pair, a set, a variable, a relation), so they are not equal",
     "math-verify": "math-verify compared the two expressions",
     "killed": "math-verify did not come to an end, or the answer is too long to ask it; counted as wrong",
     "letter": "an option's letter was compared",
@@ -33,6 +33,9 @@ LONGEST_ANSWER = 400
 _NUMBER_AMONG_WORDS = re.compile(
     r"(?:[A-Za-z][A-Za-z ]*(?:is|=|:)?)?\s*(" + answers.NUMBER.pattern + r")\s*%?(?:\s*[A-Za-z][A-Za-z ,.'/-]*)?"
 )
+
+_RELATION = re.compile(r"[<>]|\\(?:ne|le|ge|lt|gt|not|neg|lnot)(?![A-Za-z])")
+"""Other than equality: no number is one. math-verify reads "\\ne 5" as 5."""
 
 
 def grade_expression(gold: str, text: str) -> Grade:
@@ -51,7 +54,7 @@ def grade_number(gold: str, text: str) -> Grade:
     box = None if part is None else answers.last_box(part)
     if box is not None:
         words = _NUMBER_AMONG_WORDS.fullmatch(cleaned(box)) if len(box) <= LONGEST_ANSWER else None
-        answer = words[1] if words else box
+        answer = words[1] if words and not changes_number(words.string[: words.start(1)], words.string[words.end(1) :]) else box
         correct, rule = compare(gold, answer)
         return Grade(correct=correct, answer=shown(answer), rule=rule)
     number = None if part is None else answers.last_number(part)
@@ -92,7 +95,7 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     exact_gold, exact_answer = exact_number(gold), exact_number(answer)
     if exact_gold and exact_answer:
         return same_number(exact_gold, exact_answer), "number"
-    if (exact_gold and _has_variables(answer)) or (exact_answer and _has_variables(gold)):
+    if any(exact and (_has_variables(other) or _RELATION.search(other)) for exact, other in ((exact_gold, answer), (exact_answer, gold))):
         return False, "mismatch"
     if _is_words(gold) or _is_words(answer):
         same = _letters(gold) == _letters(answer)

@@ -36,7 +36,13 @@ _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mat
 _TRAILING_TEXT = re.compile(r"(?<=[\w})$%])\s*\\(?:text|textrm|textnormal|mathrm|mbox)\s*\{\s*([^{}]*?)\s*\}(?:\s*\^\s*\{?\s*[23]\s*\}?)?$")
 _TRAILING_WORDS = re.compile(r"(?<=[\d}%])\s+((?:[A-Za-z]{3,}|cm|mm|km|kg|ft|in|mi|lb|oz|ml|hr)(?:\s+[A-Za-z]+)*)$")
 _MAGNITUDES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
-_ASSIGNED = re.compile(r"^[A-Za-z\\|][\w\\(){}|' ]*?\s*(?:=|\\in(?![A-Za-z]))\s*(?!.*=)")
+_SAYS = re.compile(r"\b(?:is|are|was|were|equals)\b|[=:]")
+_CHANGES_WHAT_FOLLOWS = re.compile(r"\b(?:not|no|never|neither|nor|cannot|except|than|half|twice|minus|negative)\b", re.IGNORECASE)
+_CHANGES_WHAT_PRECEDES = re.compile(
+    r"\W*(?:(?:is|are|was|were)\s+)?(?:not|never|wrong|incorrect|false|minus|squared|cubed)\b|.*(?:n['’]t\b|\band\s+(?:a\s+|one\s+)?half\b)",
+    re.IGNORECASE,
+)
+_ASSIGNED = re.compile(r"^(?![^=]*\\not(?![A-Za-z]))[A-Za-z\\|][\w\\(){}|' ]*?\s*(?:=|\\in(?![A-Za-z]))\s*(?!.*=)")
 
 
 def cleaned(answer: str) -> str:
@@ -51,11 +57,20 @@ def cleaned(answer: str) -> str:
 
 
 def without_unit(text: str) -> str:
-    """A cleaned answer without its trailing unit. A single plain letter is a variable and stays, and so does a magnitude."""
+    """A cleaned answer without its trailing unit. A single plain letter is a variable and stays, and so do a magnitude and words that
+    make another answer of it."""
     found = _TRAILING_TEXT.search(text) or _TRAILING_WORDS.search(text)
-    if not found or found.group(1).lower().startswith(_MAGNITUDES):
+    if not found or found.group(1).lower().startswith(_MAGNITUDES) or changes_number("", found.group(1)):
         return text
     return text[: found.start()].strip()
+
+
+def changes_number(before: str, after: str) -> bool:
+    """Whether the words around a number deny it or make another one of it: "not 5", "the total is more than 5", "5 is wrong", "5 squared".
+
+    Before it only what follows the last "is" or its like counts: in "half of that is 5" nothing is halved.
+    """
+    return bool(_CHANGES_WHAT_FOLLOWS.search(_SAYS.split(before)[-1]) or _CHANGES_WHAT_PRECEDES.match(after))
 
 
 def unassigned(text: str) -> str:
