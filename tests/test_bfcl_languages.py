@@ -279,13 +279,6 @@ def test_parameters_are_described_as_texts() -> None:
     assert items_of("javascript")[3].extra["functions"][0]["parameters"]["properties"]["coordinates"]["type"] == "array"
 
 
-@pytest.mark.parametrize("name", bfcl.MULTI_TURN)
-def test_conversations_are_refused_in_one_line(name: str) -> None:
-    with pytest.raises(TaskError, match=f"{name} is a conversation") as refused:
-        task_named(f"bfcl_v3:simple,{name}")
-    assert "bfcl-eval" in str(refused.value) and "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_without_the_grammars_one_line_says_what_to_install(language: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tree_sitter", None)

@@ -111,9 +111,10 @@ class Command:
             raise UsageError(f"--engine vllm has nothing to decode with --task {task.name}, which is answered by options; leave it out")
         if loaded is None:
             task.load(self.data, self.limit)  # fails before a model is loaded
-        from ..evaluation import check_vllm_way, evaluate, task_budget_tokens, task_rule
+        from ..evaluation import check_conversations, check_vllm_way, evaluate, task_budget_tokens, task_rule
         from ..models import load, resolve
 
+        check_conversations(task, self.engine)
         rule = task_rule(
             task,
             temperature=self.temperature,

@@ -31,6 +31,12 @@ def plan_batches(prompt_lengths: Sequence[int], batch_size: int) -> tuple[tuple[
     return tuple(tuple(order[first : first + batch_size]) for first in range(0, len(order), batch_size))
 
 
+def num_positions(model: PreTrainedModel) -> int | None:
+    """How many tokens a model's positions hold; None where it names no number."""
+    positions: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions
+
+
 def check_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], budget_tokens: int) -> None:
     """Refuse prompts that cannot be run to the end of the budget.
 
@@ -39,7 +45,7 @@ def check_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], budg
     """
     if not prompts:
         raise DecodingError("there are no prompts; give at least one")
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = num_positions(model)
     for index, prompt in enumerate(prompts):
         needed = len(prompt) + budget_tokens
         if not prompt:

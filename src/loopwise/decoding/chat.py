@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +60,23 @@ class Chat:
 
     def encode(self, prompt: str | Sequence[int], *, thinking: bool = False) -> tuple[int, ...]:
         """The tokens of one user turn up to where the model begins to write; token ids are taken as they are."""
-        if not isinstance(prompt, str):
-            return tuple(prompt)
-        # A template writes the special tokens itself.
-        return tuple(self.tokenizer(self.render(prompt, thinking=thinking), add_special_tokens=self.template is None)["input_ids"])
+        return self._tokens(self.render(prompt, thinking=thinking)) if isinstance(prompt, str) else tuple(prompt)
 
-    def render(self, prompt: str, *, thinking: bool = False) -> str:
-        """The text of one user turn with the template around it."""
+    def encode_messages(self, messages: Sequence[Mapping[str, str]], *, thinking: bool = False) -> tuple[int, ...]:
+        """The tokens of a conversation up to where the model begins to write its next answer; of one user message those of `encode`."""
+        return self._tokens(self.render(messages, thinking=thinking))
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        # A template writes the special tokens itself.
+        return tuple(self.tokenizer(text, add_special_tokens=self.template is None)["input_ids"])
+
+    def render(self, prompt: str | Sequence[Mapping[str, str]], *, thinking: bool = False) -> str:
+        """The text of one user turn, or of messages with their roles, with the template around it; without a template the contents alone,
+        with blank lines between them."""
+        turn = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
         if self.template is None:
-            return prompt
+            return "\n\n".join(str(one["content"]) for one in turn)
         switch: dict[str, Any] = {THINKING_SWITCH: thinking} if THINKING_SWITCH in self.template else {}
-        turn = [{"role": "user", "content": prompt}]
         # Else the same question is another prompt on another day.
         dated: dict[str, Any] = {"chat_template": _FIXED_DATE + self.template} if "strftime_now" in self.template else {}
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **dated, **switch))

@@ -1,6 +1,7 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
 from .asking import items_hash
+from .conversations import check_conversations
 from .defaults import task_budget_tokens, task_rule, task_samples
 from .engines import EvaluationEngine, check_decoding, check_vllm_way, start_vllm
 from .log_likelihood import parity_prompts
@@ -18,6 +19,7 @@ __all__ = [
     "ParityError",
     "Ranks",
     "RanksError",
+    "check_conversations",
     "check_decoding",
     "check_parity",
     "check_vllm_way",

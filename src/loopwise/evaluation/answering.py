@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from ..records import Record
 from ..serving import VllmEngine
 from ..serving import generate as generate_with_vllm
 from ..tasks import Item, Task
+from .conversations import hold
 from .spreading import Spread
 
 Progress = Callable[[float], None]
@@ -101,20 +103,38 @@ class Answering:
             if record.key not in done:
                 write([record])
 
-        answer = self.letters if self.task.kind == "letters" else self.completions
+        answer = self.letters if self.task.kind == "letters" else self.completions if self.task.begin is None else partial(hold, self)
         for number in spread.batches(pending, add, progress):
             answer([rows[i] for i in plan[number]], spread.keep, spread.report)
 
     def completions(self, batch: Sequence[Row], add: Callable[[Record], None], report: Progress) -> None:
         """One group of completions, each graded and written as it ends."""
-        prompts = [row.item.prompt for row in batch]
+        self.generate(
+            [row.item.prompt for row in batch],
+            [self.key(row) for row in batch],
+            lambda index, completion: add(self.graded(batch[index], completion)),
+            report,
+        )
+
+    def key(self, row: Row) -> tuple[int, ...]:
+        """What names an answer's draws."""
+        return (self.seed, _stable_int(row.item.name), row.sample)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        keys: Sequence[Sequence[int]],
+        on_complete: Callable[[int, Completion], None],
+        report: Progress,
+    ) -> None:
+        """Complete prompts under the arm's rule and budget, by the engine that was chosen."""
         asked: dict[str, Any] = {
-            "keys": [(self.seed, _stable_int(row.item.name), row.sample) for row in batch],
+            "keys": keys,
             "budget_tokens": self.budget_tokens,
             "rule": self.rule,
             "batch_size": self.batching.batch_size,
             "answer_opener": self.task.answer_opener,
-            "on_complete": lambda index, completion: add(self.graded(batch[index], completion)),
+            "on_complete": on_complete,
             "progress": lambda state: report(state.share),
         }
         if self.vllm:
@@ -131,13 +151,7 @@ class Answering:
         )
 
     def graded(self, row: Row, completion: Completion) -> Record:
-        # A template that opens the thinking in the prompt leaves no opening tag in the answer.
-        opened = (
-            self.chat.thinking.opening
-            if self.chat.thinking and self.chat.starts_in_thinking(row.item.prompt, thinking=self.rule.thinking)
-            else ""
-        )
-        grade = self.task.grade(row.item, opened + completion.text)
+        grade = self.task.grade(row.item, self.whole_text(row.item.prompt, completion))
         return self.record(
             row,
             correct=grade.correct,
@@ -150,6 +164,12 @@ class Answering:
             seconds=completion.seconds,
             **_kept_text(self.task, completion.text),
         )
+
+    def whole_text(self, prompt: str | Sequence[int], completion: Completion) -> str:
+        """An answer as graders read it: a template that opens the thinking in the prompt leaves no opening tag in the answer."""
+        thinking = self.chat.thinking
+        opened = thinking is not None and self.chat.starts_in_thinking(prompt, thinking=self.rule.thinking)
+        return (thinking.opening if thinking and opened else "") + completion.text
 
     def letters(self, batch: Sequence[Row], add: Callable[[Record], None], report: Progress) -> None:
         """One batch of multiple-choice items: the highest next-token logit among the option letters."""
@@ -177,19 +197,22 @@ class Answering:
             )
 
     def record(self, row: Row, *, extra: dict[str, Any] | None = None, **fields: Any) -> Record:
+        """A record with what all have in common; of one answer to the row's prompt unless ``fields`` say otherwise."""
         labels = {name: row.item.extra[name] for name in ("subtask",) if name in row.item.extra}
-        flops = answer_flops(self.shape, self.loops, prompt_tokens=len(row.prompt), generated_tokens=fields["generated_tokens"])
+        common = {"prompt_tokens": len(row.prompt), "flops": self.flops(len(row.prompt), fields["generated_tokens"])}
         return Record(
             task=self.task.name,
             item=row.item.name,
             seed=self.seed,
             sample=row.sample,
             gold=row.item.gold,
-            prompt_tokens=len(row.prompt),
-            flops=flops,
             extra=labels | (extra or {}),
-            **fields,
+            **(common | fields),
         )
+
+    def flops(self, prompt_tokens: int, generated_tokens: int) -> float:
+        """Of one answer, its prompt included."""
+        return answer_flops(self.shape, self.loops, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens)
 
 
 def _kept_text(task: Task, text: str) -> dict[str, Any]:

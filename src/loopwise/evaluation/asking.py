@@ -14,8 +14,11 @@ from .log_likelihood import hash_requests
 
 
 def hash_items(items: Sequence[Item], prompts: Sequence[Sequence[int]]) -> str:
-    """What was asked, token by token, and what counts as right."""
-    asked = [[item.name, item.gold, list(prompt)] for item, prompt in zip(items, prompts, strict=True)]
+    """What was asked, token by token, and what counts as right; of conversations also how they go on."""
+    asked = [
+        [item.name, item.gold, list(prompt)] + ([] if item.conversation is None else [item.conversation])
+        for item, prompt in zip(items, prompts, strict=True)
+    ]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 

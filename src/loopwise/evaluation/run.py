@@ -18,6 +18,7 @@ from ..serving import EngineGap, VllmHost
 from ..tasks import Item, Task, permit, task_named, wall_facts
 from .answering import Answering, Batching, Progress, Row
 from .asking import hash_items
+from .conversations import check_conversations
 from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
 from .engines import EvaluationEngine, check_decoding, check_engine, parity_json, start_vllm
 from .header import model_facts, run_header
@@ -52,7 +53,8 @@ def evaluate(
     """Evaluate one arm on one task.
 
     Which prompts share a group of batches follows from the task, the tokenizer and ``batch_size`` alone, so that twins see the same
-    groups; within one, the next prompt takes the place of a row that ended (not with ``fixed_rows``). With ``out`` each answer is on
+    groups; within one, the next prompt takes the place of a row that ended (not with ``fixed_rows``). A task of conversations is
+    answered round by round, each of its answers within the budget. With ``out`` each answer is on
     the disk as soon as it ends, and the same call goes on after a kill: an unfinished group is decoded again as a whole, and only
     the records that are missing are added.
 
@@ -110,6 +112,7 @@ def evaluate(
     else:  # what `generate` refuses is refused here, before there is a run in the folder
         write_script(rule, chat, budget, task.answer_opener)
         check_prompts(model, prompts, budget)
+        check_conversations(task, engine)
         check_engine(engine, model, fixed_rows=fixed_rows, num_ranks=spread.ranks.size)
     with ExitStack() as stack:
         vllm = None
@@ -117,7 +120,7 @@ def evaluate(
             vllm = start_vllm(host or stack.enter_context(VllmHost()), model, prompts, budget, batch_size)
         header = run_header(
             model_facts(model)
-            | {"chat_template": chat.template is not None}
+            | {"chat_template": chat.template is not None, **task.facts}
             | ({"code_execution": wall_facts()} if task.executes_code else {}),
             arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
             task=task,

@@ -165,7 +165,7 @@ def _trainable(name: str) -> Task:
     task = task_named(name)
     if "train" not in task.splits:
         raise TaskError(f"{task.name} has no training problems, and nobody trains on test items; take gsm8k, math or ladder")
-    if task.kind != "generate" or task.private:
+    if task.kind != "generate" or task.private or task.begin:
         raise TaskError(f"{task.name} has no answers of words that could be trained on; take gsm8k, math or ladder")
     return task
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..cost import cost_of, read_shape
-from ..evaluation import Ranks, check_vllm_way, items_hash, task_budget_tokens
+from ..evaluation import Ranks, check_conversations, check_vllm_way, items_hash, task_budget_tokens
 from ..loops import Loop, format_loops
 from ..models import Loaded, Source, load, resolve, resolve_loops, trained_loops
 from ..protocol import (
@@ -127,8 +127,10 @@ def check_answering(settings: TrialSettings, sources: Sequence[Source], tasks: S
     """Refuse an engine that cannot answer, before a model is loaded.
 
     Raises:
-        As `loopwise.evaluation.check_vllm_way`; TrialError: no task with anything to decode.
+        As `loopwise.evaluation.check_vllm_way` and `check_conversations`; TrialError: no task with anything to decode.
     """
+    for task in tasks:
+        check_conversations(task, settings.engine)
     if settings.engine == "vllm":
         if all(task.kind != "generate" for task in tasks):
             raise TrialError(f"engine 'vllm' has nothing to decode: {tasks[0].name} is answered by options; leave --engine out")

@@ -123,6 +123,8 @@ def estimate_trial(
     settings, known, out = settings or TrialSettings(), known or Known(), Path(out)
     check_known(known, settings)
     chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
+    if held := next((task.name for task in chosen if task.begin), None):
+        raise TrialError(f"{held} is of conversations, and how many answers one takes is not known beforehand; estimate the other tasks")
     items = {task.name: task.load(settings.data, settings.limit) for task in chosen}
     source = resolve(model, weights=known.probe)
     study = settings.placement

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 REQUIRED_FIELDS = ("task", "item", "seed", "sample", "correct")
-STOP_REASONS = ("end", "budget", "forced", "repetition", "letter", "log-likelihood")
+STOP_REASONS = ("end", "budget", "forced", "repetition", "context", "letter", "log-likelihood")
 
 
 class RecordsError(ValueError):
@@ -39,8 +39,8 @@ class Record:
     finished: bool | None = None
     """Whether the answer ended within the budget: an end of text, not the budget's edge."""
     stop_reason: str | None = None
-    """``end``, ``budget``, ``forced`` (ended after its thinking was closed for it), ``repetition``, or where nothing was written
-    ``letter`` or ``log-likelihood``."""
+    """``end``, ``budget``, ``forced`` (ended after its thinking was closed for it), ``repetition``, of a conversation ``context``
+    (its next prompt was too long for the model), or where nothing was written ``letter`` or ``log-likelihood``."""
     answer: str | None = None
     """The extracted answer as the grader compared it; None when there is none."""
     gold: str | None = None

@@ -9,6 +9,7 @@ from .aime import AIME24, AIME25
 from .arc_challenge import ARC_CHALLENGE
 from .bbh import BBH, SUBTASKS, bbh_of
 from .bfcl import BFCL, bfcl_of
+from .bfcl_turns import TURN_RULES
 from .code_answers import CODE_RULES
 from .commonsense_qa import COMMONSENSE_QA
 from .gpqa import GPQA_DIAMOND
@@ -25,7 +26,7 @@ from .mmlu_pro import MMLU_PRO
 from .problems import worked_text
 from .sandbox import SandboxError, permit, wall_facts
 from .suites import SUITES, Suite, SuiteTask, spread
-from .values import Grade, Item, Kind, Task, TaskError
+from .values import Conversation, Grade, Item, Kind, Message, Task, TaskError
 
 TASKS: dict[str, Task] = {
     "ladder": LADDER,
@@ -84,9 +85,12 @@ __all__ = [
     "RULES",
     "SUITES",
     "TASKS",
+    "TURN_RULES",
+    "Conversation",
     "Grade",
     "Item",
     "Kind",
+    "Message",
     "SandboxError",
     "Suite",
     "SuiteTask",

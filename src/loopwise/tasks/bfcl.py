@@ -1,4 +1,4 @@
-"""BFCL v3, the Berkeley Function Calling Leaderboard: its single-turn categories (no-free-loop, section D.3).
+"""BFCL v3, the Berkeley Function Calling Leaderboard (no-free-loop, section D.3): single-turn categories; `bfcl_turns` has the others.
 
 ``bfcl_v3`` is all of those in Python, ``bfcl_v3:simple,parallel`` some; ``bfcl_v3:java,javascript`` are the other languages. A model
 is asked in words, as the leaderboard asks models without tool calls of their own, and its answer is read as calls and compared with
@@ -21,6 +21,7 @@ from .bfcl_check import calls_match
 from .bfcl_languages import JAVA, JAVASCRIPT, PYTHON, Language
 from .bfcl_prompts import PROMPT, described_for
 from .bfcl_source import parse_java, parse_javascript, source_parser
+from .bfcl_turns import MULTI_TURN, OPENER, TURN_FACTS, Turns, no_single_answer, turn_items
 from .rows import Row, Source, checked_items, data_path, file_rows, hub_file, local_file
 from .values import Grade, Item, Task, TaskError
 
@@ -34,12 +35,7 @@ LANGUAGES: dict[str, tuple[Language, Callable[[str], tuple[Call, ...]]]] = {
     "javascript": (JAVASCRIPT, parse_javascript),
 }
 """The categories in another language than Python: its rules, and what reads its answers."""
-MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-"""Categories that are refused: see `bfcl_of`."""
 NO_CALL, ANY_CALL = "no call", "any call"
-OPENER = "\n\nFunction calls:\n"
-"""Stands before the answer where budget forcing opened it; what is before it is no part of the answer."""
-
 WRONG_GOLDS = {
     "simple_363": "the gold misspells the function's name; only its arguments count",
     "parallel_84": "the first car's acceleration is asked for and no gold call gives it; the question was rewritten",
@@ -89,7 +85,7 @@ def load(data: Path | None, limit: int | None, split: str, *, categories: Sequen
     if path is not None and path.is_file():
         raise TaskError(f"{path}: {SOURCE.folder} needs its golds beside its questions; name the folder with BFCL_v3_simple.json")
     each = None if limit is None else -(-limit // len(categories))
-    columns = [list(_category(path, category, each)) for category in categories]
+    columns = [list((_turns if category in MULTI_TURN else _category)(path, category, each)) for category in categories]
     longest = max(map(len, columns))
     turns = [column[place] for place in range(longest) for column in columns if place < len(column)]
     return checked_items(turns[:limit])
@@ -103,6 +99,10 @@ def _category(path: Path | None, category: str, limit: int | None) -> Iterator[t
         if limit is not None and number >= limit:
             return
         yield _item(row, category, golds), row
+
+
+def _turns(path: Path | None, category: str, limit: int | None) -> Iterator[tuple[Item, Row]]:
+    return turn_items(partial(_file, path), category, limit)
 
 
 def _has_golds(category: str) -> bool:
@@ -225,19 +225,18 @@ BFCL = Task(
 
 
 def bfcl_of(names: str) -> Task:
-    """Some categories: ``simple``, or ``simple,live_simple``.
+    """Some categories: ``simple``, or ``simple,live_simple``; ``multi_turn`` is the four of conversations.
 
     Raises:
-        TaskError: no such category, text that names none, or a multi-turn one: those are conversations with simulated systems whose
-            end state decides, and a task here is one prompt and one answer.
+        TaskError: no such category, text that names none, or single answers and conversations in one task.
     """
-    categories = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    for name in categories:
-        if name in MULTI_TURN:
-            raise TaskError(
-                f"bfcl_v3:{names}: {name} is a conversation with simulated systems, and a task here is one prompt and one answer; "
-                "run it with the leaderboard's own package, bfcl-eval"
-            )
-        if name not in CATEGORIES and name not in LANGUAGES:
-            raise TaskError(f"bfcl_v3:{names}: {name!r} is no category here; they are {', '.join((*CATEGORIES, *LANGUAGES))}")
-    return replace(BFCL, name=f"bfcl_v3:{','.join(categories)}", loader=partial(load, categories=categories))
+    named = [name.strip() for name in names.split(",")]
+    categories = tuple(dict.fromkeys(one for name in named for one in (MULTI_TURN if name == "multi_turn" else (name,))))
+    known = (*CATEGORIES, *LANGUAGES, *MULTI_TURN)
+    if unknown := next((name for name in categories if name not in known), None):
+        raise TaskError(f"bfcl_v3:{names}: {unknown!r} is no category here; they are {', '.join(known)}")
+    task = replace(BFCL, name=f"bfcl_v3:{','.join(categories)}", loader=partial(load, categories=categories))
+    turns = [name for name in categories if name in MULTI_TURN]
+    if turns and len(turns) < len(categories):
+        raise TaskError(f"bfcl_v3:{names}: {turns[0]} is of conversations and others are of single answers; make two tasks of them")
+    return replace(task, begin=Turns, grader=no_single_answer, facts=TURN_FACTS) if turns else task

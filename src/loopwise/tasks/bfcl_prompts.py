@@ -27,6 +27,9 @@ Here is a list of functions in JSON format that you can invoke.
 """The leaderboard's system prompt of version 3, word for word (bfcl-eval 2025.6.16, Apache-2.0). It stands at the head of the one user
 turn, as the leaderboard puts it for models whose template has no system turn."""
 
+MORE_FUNCTIONS = "{functions}\nI have updated some more functions you can choose from. What about now?"
+"""What the user says in a turn that brings functions, word for word; those are described without `HINT`."""
+
 HINTS = {
     "java": " Note that the provided function is in Java 8 SDK syntax.",
     "javascript": " Note that the provided function is in JavaScript syntax.",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+Message = Mapping[str, str]
+"""One message of a conversation: its ``role``, user or assistant, and its ``content``."""
 
 Kind = Literal["generate", "letters", "log-likelihood"]
 
@@ -30,6 +33,8 @@ class Item:
     """The option texts in the order of their letters; None for a task that generates, and for one that scores a single continuation."""
     requests: tuple[tuple[str, str], ...] = ()
     """Of a log-likelihood task: for each option the context and the continuation whose log-likelihood is its score."""
+    conversation: Mapping[str, Any] | None = None
+    """Of a conversation: what it goes on with after ``prompt``, in plain JSON; None for one answer."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the source says of it: level, subject, rung."""
 
@@ -47,6 +52,25 @@ class Grade:
     """The answer that was found in the text; None when there is none."""
     rule: str
     """The rule that decided, one of `grading.RULES`."""
+
+
+class Conversation(Protocol):
+    """A conversation under way between a model and a task. Everything in it follows from the item and the answers alone, so that it
+    can be held again to the same end."""
+
+    messages: list[Message]
+    """All so far, the last one the user's while it is not over."""
+    over: bool
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, 0 to 1, for people who wait."""
+
+    def reply(self, text: str) -> None:
+        """Take the model's whole answer, thinking included, to the last message: one more message of the user's, or the end."""
+
+    def grade(self) -> Grade:
+        """Who is right; also for a conversation that is broken off before it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +111,8 @@ class Task:
     """What a run's header says of it beside its name: shots, metric."""
     scorer: Callable[[Item, Sequence[tuple[float, bool]]], Grade] | None = field(default=None, repr=False)
     """Of a log-likelihood task: who is right, from each request's log-likelihood in nats and whether greedy decoding would write it."""
+    begin: Callable[[Item], Conversation] | None = field(default=None, repr=False)
+    """Of a task whose items are conversations: begins one. Its budget is that of every answer in it."""
     loader: Callable[[Path | None, int | None, str], tuple[Item, ...]] = field(repr=False)
     """Takes the checked arguments of `load`."""
     grader: Callable[[Item, str], Grade] = field(repr=False)
@@ -99,6 +125,8 @@ class Task:
             )
         if (self.kind == "log-likelihood") != (self.scorer is not None):
             raise TaskError(f"task {self.name}: is of the kind {self.kind}; a scorer is for log-likelihood tasks, and they need one")
+        if self.begin is not None and (self.kind != "generate" or self.private or self.executes_code):
+            raise TaskError(f"task {self.name}: is of the kind {self.kind}; only what is generated, in the open, can be a conversation")
 
     def load(self, data: Path | str | None = None, limit: int | None = None, split: str = "test") -> tuple[Item, ...]:
         """The first ``limit`` items of a split, all without a limit.

@@ -75,7 +75,7 @@ def boxed(task: Task, items: Sequence[Item]) -> tuple[Problem, ...]:
     Raises:
         TrainingError: a task that does not write its answers, or that runs code.
     """
-    if task.kind != "generate" or task.executes_code:
+    if task.kind != "generate" or task.executes_code or task.begin:
         raise TrainingError(f"{task.name} is answered without a box; give tasks with one final answer, e.g. gsm8k or math")
     asked = [item if BOX in item.prompt else replace(item, prompt=item.prompt + WORDING) for item in items]
     return tuple(Problem(task=task, item=item) for item in asked)
