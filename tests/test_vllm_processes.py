@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -69,3 +70,49 @@ def is_running(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_two_models_in_turn_and_an_error_leave_no_process_and_no_file(where):
+    folder, temporary = plain_folder("llama", where), where / "temporary"
+    temporary.mkdir()
+    script = where / "leaves.py"
+    script.write_text(_DESCENDS + _LEAVES.format(tests=str(Path(__file__).parent), folder=str(folder), cache_bytes=CACHE_BYTES))
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    during, after, files = map(json.loads, done.stdout.strip().splitlines()[-3:])
+    assert len(during) == 2 and all(during) and not set(during[0]) & set(during[1]) and after == [] and files == [], done.stdout
+
+
+_LEAVES = """
+import json, tempfile, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from loopwise import evaluate, insert
+from loopwise.models import load
+from loopwise.serving import VllmHost
+from test_evaluation import make_task
+
+def children():  # without multiprocessing's own, which ends with this process
+    found = [one for one in os.listdir("/proc") if one.isdigit() and descends(one, os.getpid())]
+    return [one for one in found if b"resource_tracker" not in Path(f"/proc/{{one}}/cmdline").read_bytes()]
+
+def fail(item, text):
+    during.append(children())
+    raise OSError("the disk is full")
+
+if __name__ == "__main__":
+    model, tokenizer = load({folder!r})
+    during = []
+    try:
+        with VllmHost(cache_bytes={cache_bytes}) as host:
+            evaluate(model, tokenizer, make_task(), engine="vllm", host=host)
+            during.append(children())
+            evaluate(insert(model, "1:4 x3"), tokenizer, make_task(grader=fail), engine="vllm", host=host)
+    except OSError:
+        pass
+    time.sleep(1)
+    print(json.dumps(during))
+    print(json.dumps(children()))
+    print(json.dumps([one for one in os.listdir(tempfile.gettempdir()) if not one.startswith("torchinductor")]))  # torch's own cache
+"""
