@@ -66,7 +66,7 @@ test-vllm:  ## the tests of the vLLM engine on a CPU, in an environment of their
 		for file in $(VLLM)/lib/python3*/site-packages/torchvision/_{meta,autograd}_registrations.py; do : > $$file; done
 		touch $(VLLM)/installed.stamp
 	fi
-	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/test_vllm.py tests/test_serving.py tests/test_vllm_evaluation.py $(ARGS)
+	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/test_vllm*.py tests/test_serving.py $(ARGS)
 
 # Triton's interpreter runs the kernels without a GPU; both are put beside the environment, where nothing else finds them.
 test-fla: env  ## the tests of depth attention by flash-linear-attention's kernels, interpreted on the CPU

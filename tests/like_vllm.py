@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from looped import plain_model
-from loopwise.models import cache_argument, dynamic_cache
+from loopwise.decoding import DecodingRule
+from loopwise.decoding.sampling import draw
+from loopwise.models import cache_argument, dynamic_cache, load, loops_of, resolve
+from loopwise.serving import VllmEngine
+
+VERSION = "0.0-like"
+"""What the module in vLLM's place says that it is."""
 
 # --- a decoder
 
@@ -205,6 +211,7 @@ class ModelLLM:
         self.running = False
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        assert self.running and name not in self.requests
         self.requests[name] = (list(prompt["prompt_token_ids"]), types.SimpleNamespace(**vars(params)))
 
     def abort_request(self, names: list[str]) -> None:
@@ -212,16 +219,22 @@ class ModelLLM:
             del self.requests[name]
 
     @torch.no_grad()
-    def next(self, past: list[int]) -> tuple[int, float]:
+    def next(self, past: list[int], params: Any = None) -> tuple[int, float]:
+        """The next token and its log-probability: the most likely one, or one that the request's own generator draws."""
         assert self.running
         logits = self.model(torch.tensor([past]), use_cache=False).logits[0, -1]
         token = int(logits.argmax())
+        if params is not None and params.temperature > 0:
+            if not hasattr(params, "generator"):
+                params.generator = torch.Generator().manual_seed(params.seed)
+            rule = DecodingRule(temperature=params.temperature, top_p=params.top_p, top_k=params.top_k)
+            token = int(draw(logits[None], torch.rand(1, generator=params.generator, dtype=torch.float64), rule))
         return token, float(torch.log_softmax(logits, -1)[token])
 
     def step(self) -> list[Any]:
         outputs = []
         for name, (past, params) in list(self.requests.items()):
-            token, _ = self.next(past)
+            token, _ = self.next(past, params)
             past.append(token)
             params.max_tokens -= 1
             ended = token in params.stop_token_ids or params.max_tokens == 0
@@ -248,6 +261,8 @@ def fake_vllm(monkeypatch: Any) -> None:
     """Put a module of vLLM's name in place with what requests are made of."""
     vllm = types.ModuleType("vllm")
     vllm.__spec__ = ModuleSpec("vllm", None)
+    vllm.__version__ = VERSION  # type: ignore[attr-defined]
+    plugins = types.ModuleType("vllm.plugins")
     vllm.SamplingParams = lambda **fields: types.SimpleNamespace(**fields)  # type: ignore[attr-defined]
     inputs = types.ModuleType("vllm.inputs")
     inputs.TokensPrompt = dict  # type: ignore[attr-defined]
@@ -255,5 +270,31 @@ def fake_vllm(monkeypatch: Any) -> None:
     sampling.RequestOutputKind = types.SimpleNamespace(DELTA="delta")  # type: ignore[attr-defined]
     distributed = types.ModuleType("vllm.distributed")
     distributed.cleanup_dist_env_and_memory = lambda: None  # type: ignore[attr-defined]
-    for module in (vllm, inputs, sampling, distributed):
+    for module in (vllm, plugins, inputs, sampling, distributed):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def start_like_vllm(monkeypatch: Any) -> list[VllmEngine]:
+    """Let hosts start engines that a Hugging Face model runs; the list of those that were started, in their order."""
+    fake_vllm(monkeypatch)
+    engines: list[VllmEngine] = []
+
+    def start(name: Any, *, loops: Any, dtype: str, max_tokens: int, max_rows: int, **more: Any) -> VllmEngine:
+        assert not any(engine.llm.running for engine in engines), "two engines on one device"
+        model, tokenizer = load(name, loops=loops, dtype=dtype)
+        engine = VllmEngine(
+            llm=ModelLLM(model),
+            source=resolve(name),
+            loops=loops_of(model),
+            config=model.config,
+            generation_config=model.generation_config,
+            tokenizer=tokenizer,
+            max_tokens=max_tokens,
+            dtype="float32",
+            version=VERSION,
+        )
+        engines.append(engine)
+        return engine
+
+    monkeypatch.setattr("loopwise.serving.host.load_engine", start)
+    return engines

@@ -260,6 +260,37 @@ def test_rows_run_together_and_each_is_reported_as_it_ends(monkeypatch):
     assert all(one.seconds >= 0 for one in done)
 
 
+def test_the_seconds_of_steps_without_a_token_are_shared_too(monkeypatch):
+    """vLLM reads long prompts in parts, which give none."""
+    fake_vllm(monkeypatch)
+    tokenizer = char_tokenizer()
+    engine = served(Parrot(tokenizer, {"Q1": recite("ab"), "Q2": recite("abcd")}))
+    real, calls, clock = engine.llm.llm_engine.step, [], iter(range(1000))
+
+    def step() -> list[Any]:
+        calls.append(None)
+        return real() if len(calls) % 3 == 0 else []
+
+    engine.llm.llm_engine.step = step
+    monkeypatch.setattr(sys.modules[generate.__module__], "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    done = generate(engine, tokenizer, ["Q1", "Q2"], budget_tokens=9)
+    assert sum(one.seconds for one in done) == len(calls) and done[0].seconds < done[1].seconds
+
+
+def test_an_error_on_the_way_takes_back_what_runs(monkeypatch):
+    fake_vllm(monkeypatch)
+    tokenizer = char_tokenizer()
+    engine = served(Parrot(tokenizer, {"Q1": recite("ab"), "Q2": recite("abcd")}))
+
+    def fail(index: int, completion: Any) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        generate(engine, tokenizer, ["Q1", "Q2"], budget_tokens=9, on_complete=fail)
+    assert not engine.llm.llm_engine.requests
+    assert [one.text for one in generate(engine, tokenizer, ["Q1", "Q2"], budget_tokens=9)] == ["ab", "abcd"]
+
+
 def test_draws_are_named_by_the_key_and_another_one_after_forced_text(monkeypatch):
     fake_vllm(monkeypatch)
     tokenizer = char_tokenizer()

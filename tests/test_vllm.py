@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -239,54 +237,3 @@ def test_an_evaluation_gives_the_own_engines_records(rule, where):
         run = evaluate(model, tokenizer, task, rule=rule, budget_tokens=24, engine="vllm", host=host)
     assert [replace(one, seconds=0.0) for one in run.records] == [replace(one, seconds=0.0) for one in own.records]
     assert run.header["versions"]["vllm"] == vllm.__version__ and run.header["parity"]["ok"]
-
-
-def test_vllms_processes_end_with_a_killed_evaluation(where):
-    code = f"""
-import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from loopwise.models import load
-from loopwise.serving import VllmHost
-if __name__ == "__main__":
-    host = VllmHost(cache_bytes={CACHE_BYTES})
-    host.on(load({str(plain_folder("llama", where))!r}).model, max_tokens=64, max_rows=2)
-    children = [one for one in os.listdir("/proc") if one.isdigit() and descends(one, os.getpid())]
-    print(*children, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    code = code.replace("import os, signal, sys", _DESCENDS)
-    script = where / "killed.py"
-    script.write_text(code)
-    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=900
-    )
-    assert done.returncode == -signal.SIGKILL
-    children = done.stdout.split("\n")[-2].split()
-    assert children, "vLLM ran in processes of its own"
-    deadline = time.monotonic() + 60
-    while any(is_running(one) for one in children) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(is_running(one) for one in children)
-
-
-_DESCENDS = """import os, signal, sys
-def parent(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1]
-    except OSError:
-        return "0"
-def descends(pid, ancestor):
-    while pid not in ("0", "1"):
-        pid = parent(pid)
-        if pid == str(ancestor):
-            return True
-    return False
-"""
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import loopwise
-from like_vllm import ModelLLM, fake_vllm
+from like_vllm import ModelLLM, start_like_vllm
 from likelihood_rows import write_rows
 from loopwise.cli import main
 from loopwise.decoding import DecodingRule
 from loopwise.evaluation import ParityError, check_vllm_way
 from loopwise.evaluation.engines import parity_json
-from loopwise.models import ModelError, load, loops_of, save
+from loopwise.models import ModelError, load, save
 from loopwise.protocol import TrialError
 from loopwise.recipes import arm_runner
 from loopwise.recipes.trial import trial
@@ -44,29 +44,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[VllmEngine]:
     """The engines that were started, in their order."""
-    fake_vllm(monkeypatch)
-    engines: list[VllmEngine] = []
-
-    def start(name: Path, *, loops: Any, dtype: str, max_tokens: int, max_rows: int, **more: Any) -> VllmEngine:
-        assert not any(engine.llm.running for engine in engines), "two engines on one device"
-        model, tokenizer = load(name, loops=loops, dtype=dtype)
-        source = loopwise.models.resolve(name)
-        engine = VllmEngine(
-            llm=ModelLLM(model),
-            source=source,
-            loops=loops_of(model),
-            config=model.config,
-            generation_config=model.generation_config,
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            dtype="float32",
-            version="0.0-like",
-        )
-        engines.append(engine)
-        return engine
-
-    monkeypatch.setattr("loopwise.serving.host.load_engine", start)
-    return engines
+    return start_like_vllm(monkeypatch)
 
 
 def alike(records: tuple[Record, ...]) -> list[Record]:
@@ -150,8 +128,8 @@ def test_in_half_precision_a_gap_is_small_and_smaller_than_to_the_plain_model(me
 def test_an_engine_that_runs_another_model_is_refused(folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     real = ModelLLM.next
 
-    def other(self: ModelLLM, past: list[int]) -> tuple[int, float]:
-        token, nats = real(self, past)
+    def other(self: ModelLLM, past: list[int], params: Any = None) -> tuple[int, float]:
+        token, nats = real(self, past, params)
         return token, nats - 0.01
 
     monkeypatch.setattr(ModelLLM, "next", other)

@@ -128,7 +128,8 @@ class Command:
         budget = task_budget_tokens(task, thinking=rule.thinking) if self.budget is None else self.budget
         rule.check_budget(budget)
         if self.engine == "vllm" and loaded is None:
-            check_vllm_way([resolve(self.model)], fixed_rows=self.fixed_rows, num_ranks=ranks.size if ranks else 1)
+            num_ranks = ranks.size if ranks else 1
+            check_vllm_way([resolve(self.model)], temperature=rule.temperature, fixed_rows=self.fixed_rows, num_ranks=num_ranks)
         model, tokenizer = loaded or load(
             self.model, loops=self.loops, dtype=self.dtype, device=ranks.own_device(self.device) if ranks else self.device
         )

@@ -53,7 +53,8 @@ def evaluate_suite_command(command: Command) -> None:
         from ..evaluation import check_vllm_way
         from ..models import resolve
 
-        check_vllm_way([resolve(command.model)], fixed_rows=command.fixed_rows, num_ranks=1)
+        temperature = command.temperature or 0.0
+        check_vllm_way([resolve(command.model)], temperature=temperature, fixed_rows=command.fixed_rows, num_ranks=1)
     for task in [permit(task_named(name), command.allow_code_execution) for name in suite.names]:
         task.load(command.data, command.limit)
     from ..models import load

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cost import ModelShape, answer_flops, read_shape
-from ..decoding import Completion, DecodingRule, Engine, generate, plan_batches, read_chat, score_letters
+from ..decoding import Completion, DecodingRule, generate, plan_batches, read_chat, score_letters
 from ..loops import Loop
 from ..models import loops_of
 from ..records import Record
@@ -20,6 +20,7 @@ from ..serving import VllmEngine
 from ..serving import generate as generate_with_vllm
 from ..tasks import Item, Task
 from .conversations import hold
+from .engines import EvaluationEngine
 from .spreading import Spread
 
 Progress = Callable[[float], None]
@@ -48,7 +49,7 @@ class Batching:
 
     batch_size: int
     fixed_rows: bool
-    engine: Engine
+    engine: EvaluationEngine
 
     @property
     def group_size(self) -> int:
@@ -137,7 +138,8 @@ class Answering:
             "on_complete": on_complete,
             "progress": lambda state: report(state.share),
         }
-        if self.vllm:
+        if self.batching.engine == "vllm":
+            assert self.vllm is not None  # it was started, an answer being missing
             generate_with_vllm(self.vllm, self.tokenizer, prompts, **asked)
             return
         generate(

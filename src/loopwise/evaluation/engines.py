@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from ..decoding import ENGINES, DecodingError, Engine, check_static
+from ..decoding import ENGINES, DecodingError, DecodingRule, Engine, check_static
 from ..models import Source, source_of
-from ..serving import EngineGap, ServingError, VllmEngine, VllmHost, check_vllm, measure_gap
+from ..serving import EngineGap, ServingError, VllmEngine, VllmHost, check_temperature, check_vllm, measure_gap
 from .parity import NEW_TOKENS, Parity, ParityError, check_parity, choose_prompts
 
 EvaluationEngine = Engine | Literal["vllm"]
+Check = Parity | EngineGap | Callable[[], Parity | EngineGap]
+"""The check of a model's decoding, or what makes it once it is needed."""
 
 
-def check_engine(engine: EvaluationEngine, model: PreTrainedModel, *, fixed_rows: bool, num_ranks: int) -> None:
+def check_engine(engine: EvaluationEngine, model: PreTrainedModel, rule: DecodingRule, *, fixed_rows: bool, num_ranks: int) -> None:
     """Refuse what an engine cannot run, before it starts.
 
     Raises:
         DecodingError: an engine that is unknown, or of fixed shapes for a model without static caches.
-        ModelError, ServingError: as `check_vllm_way`.
+        DecodingError, ModelError, ServingError: as `check_vllm_way`.
     """
     if engine == "vllm":
         source = source_of(model)
-        check_vllm_way([source] if source else [], fixed_rows=fixed_rows, num_ranks=num_ranks)
+        check_vllm_way([source] if source else [], temperature=rule.temperature, fixed_rows=fixed_rows, num_ranks=num_ranks)
     elif engine not in ENGINES:
         raise DecodingError(f"engine {engine!r} is unknown; use {', '.join(ENGINES)}, vllm")
     elif engine != "eager":
         check_static(model)
 
 
-def check_vllm_way(sources: Sequence[Source], *, fixed_rows: bool, num_ranks: int) -> None:
+def check_vllm_way(sources: Sequence[Source], *, temperature: float = 0.0, fixed_rows: bool, num_ranks: int) -> None:
     """Refuse what vLLM cannot be asked for, of every model that it is to run.
 
     Raises:
+        DecodingError: a temperature that it does not draw at.
         ModelError, ServingError: as `check_vllm`; or fixed rows, or several processes.
     """
+    check_temperature(temperature)
     if fixed_rows:
         raise ServingError("engine 'vllm' gives a row to the next prompt as it ends; leave --fixed-rows out, or use the own engine")
     if num_ranks > 1:
@@ -53,6 +57,24 @@ def start_vllm(host: VllmHost, model: PreTrainedModel, prompts: Sequence[Sequenc
         ModelError, ServingError: as `VllmHost.on`.
     """
     return host.on(model, max_tokens=max(map(len, prompts)) + budget_tokens, max_rows=rows)
+
+
+def make_ready(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    budget_tokens: int,
+    rows: int,
+    check: Check | None,
+    host: VllmHost | None,
+) -> tuple[VllmEngine | None, Parity | EngineGap]:
+    """What decodes, vLLM where a host is given, and the check of it.
+
+    Raises:
+        ModelError, ServingError, ParityError: as `start_vllm` and `check_decoding`.
+    """
+    made = check() if callable(check) else check  # first: it may start vLLM for longer sequences
+    vllm = start_vllm(host, model, prompts, budget_tokens, rows) if host else None
+    return vllm, made or check_decoding(model, prompts, vllm)
 
 
 def check_decoding(model: PreTrainedModel, prompts: Sequence[Sequence[int]], vllm: VllmEngine | None = None) -> Parity | EngineGap:

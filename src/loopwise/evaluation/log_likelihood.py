@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
 from ..serving import EngineGap
 from ..tasks import Item, Task, TaskError, likelihood_notes, quiet_lm_eval
-from .engines import parity_json
+from .engines import Check, parity_json
 from .header import model_facts, run_header
 from .parity import NEW_TOKENS, Parity, check_parity
 from .ranks import Ranks
@@ -76,7 +77,7 @@ def evaluate_log_likelihood(
     task: Task,
     items: Sequence[Item],
     way: LikelihoodWay,
-    parity: Parity | EngineGap | None = None,
+    parity: Check | None = None,
 ) -> Run:
     """`evaluate` for a task of log-likelihoods, without a chat template.
 
@@ -91,8 +92,8 @@ def evaluate_log_likelihood(
 
         lm = LoopedLM(model, tokenizer, batch_size=way.batch_size)
         asked = [_asked(lm, item) for item in items]
-        parity = parity or check_parity(model, _parity_prompts(lm, [one.rows[0][0] for one in asked]))
-        header = _header(model, task, asked, way, parity)
+        check = partial(check_parity, model, _parity_prompts(lm, [one.rows[0][0] for one in asked])) if parity is None else parity
+        header = _header(model, task, asked, way, check() if callable(check) else check)
         answering = _Answering(lm, task, asked, way)
         if way.out is None:
             kept: list[Record] = []

@@ -14,15 +14,14 @@ from ..decoding.batch import check_prompts
 from ..decoding.rows import write_script
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
-from ..serving import EngineGap, VllmHost
+from ..serving import VllmHost, vllm_version
 from ..tasks import Item, Task, permit, task_named, wall_facts
 from .answering import Answering, Batching, Progress, Row
 from .asking import hash_items
 from .conversations import check_conversations
 from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
-from .engines import EvaluationEngine, check_decoding, check_engine, parity_json, start_vllm
+from .engines import Check, EvaluationEngine, check_engine, make_ready, parity_json
 from .header import model_facts, run_header
-from .parity import Parity
 from .ranks import Ranks
 from .spreading import Spread
 
@@ -45,7 +44,7 @@ def evaluate(
     engine: EvaluationEngine = "eager",
     host: VllmHost | None = None,
     arm: str | None = None,
-    parity: Parity | EngineGap | None = None,
+    parity: Check | None = None,
     allow_code_execution: bool = False,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
@@ -56,7 +55,7 @@ def evaluate(
     groups; within one, the next prompt takes the place of a row that ended (not with ``fixed_rows``). A task of conversations is
     answered round by round, each of its answers within the budget. With ``out`` each answer is on
     the disk as soon as it ends, and the same call goes on after a kill: an unfinished group is decoded again as a whole, and only
-    the records that are missing are added.
+    the records that are missing are added. Where none is, nothing is checked and no engine starts.
 
     Args:
         rule: default plain, at the task's own temperature, mostly greedy; the reserve of budget forcing is the rule's own (see
@@ -68,7 +67,8 @@ def evaluate(
         host: keeps vLLM running from call to call; without one it is started here and stopped at the end.
         items: in place of the test items that ``data`` and ``limit`` name, e.g. training problems.
         seed: the replicate: the training seed of a trained pair, and the first part of every sampling key.
-        parity: a check of this very model on this task's prompts that was made before; None makes it now.
+        parity: a check of this very model on this task's prompts that was made before, or what makes it where an answer is missing;
+            None makes it here.
         allow_code_execution: let a task that grades by it run the code that the model writes; the header says behind which walls.
         ranks: the processes that share the batches out, from `join_ranks`; each calls this alike and checks parity on its own model,
             the first one writes ``out`` and reports progress, and all return the whole run. Without them this process is alone.
@@ -113,32 +113,35 @@ def evaluate(
         write_script(rule, chat, budget, task.answer_opener)
         check_prompts(model, prompts, budget)
         check_conversations(task, engine)
-        check_engine(engine, model, fixed_rows=fixed_rows, num_ranks=spread.ranks.size)
+        check_engine(engine, model, rule, fixed_rows=fixed_rows, num_ranks=spread.ranks.size)
+    header = run_header(
+        model_facts(model)
+        | {"chat_template": chat.template is not None, **task.facts}
+        | ({"code_execution": wall_facts()} if task.executes_code else {}),
+        arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
+        task=task,
+        num_items=len(items),
+        items_hash=hash_items(items, prompts),
+        rule=rule,
+        budget_tokens=budget,
+        samples=samples,
+        seed=seed,
+        batch_size=batch_size,
+        fixed_rows=fixed_rows,
+        engine=engine,
+        engine_versions={"vllm": vllm_version()} if engine == "vllm" else {},
+        parity=None,
+    )
+    rows = [Row(item, prompt, sample) for item, prompt in zip(items, prompts, strict=True) for sample in range(samples)]
+    there = RunWriter.look(out, header) if out is not None and spread.first else ()
     with ExitStack() as stack:
         vllm = None
-        if engine == "vllm":
-            vllm = start_vllm(host or stack.enter_context(VllmHost()), model, prompts, budget, batch_size)
-        header = run_header(
-            model_facts(model)
-            | {"chat_template": chat.template is not None, **task.facts}
-            | ({"code_execution": wall_facts()} if task.executes_code else {}),
-            arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
-            task=task,
-            num_items=len(items),
-            items_hash=hash_items(items, prompts),
-            rule=rule,
-            budget_tokens=budget,
-            samples=samples,
-            seed=seed,
-            batch_size=batch_size,
-            fixed_rows=fixed_rows,
-            engine=engine,
-            engine_versions={"vllm": vllm.version} if vllm else {},
-            parity=parity_json(parity or check_decoding(model, prompts, vllm)),
-        )
-        rows = [Row(item, prompt, sample) for item, prompt in zip(items, prompts, strict=True) for sample in range(samples)]
-        batching = Batching(batch_size, fixed_rows, "eager" if engine == "vllm" else engine)
-        answering = Answering(model, tokenizer, task, rule, budget, seed, batching, vllm)
+        if not {row.key(task, seed) for row in rows} <= {record.key for record in there}:
+            if engine == "vllm" and host is None:
+                host = stack.enter_context(VllmHost())
+            vllm, checked = make_ready(model, prompts, budget, batch_size, parity, host if engine == "vllm" else None)
+            header["parity"] = parity_json(checked)
+        answering = Answering(model, tokenizer, task, rule, budget, seed, Batching(batch_size, fixed_rows, engine), vllm)
         spread.agree(header)
         if not spread.first:
             answering.run(rows, set(), lambda records: None, None, spread)
@@ -150,7 +153,7 @@ def evaluate(
         with RunWriter(out, header) as writer, Meter(str(model.device)) as meter:
             answering.run(rows, {record.key for record in writer.done}, writer.append, progress, spread)
             header = writer.header
-    _keep_meter(Path(out), meter, len(rows) - len(writer.done), spread.ranks.size, of_vllm=vllm is not None)
+    _keep_meter(Path(out), meter, len(rows) - len(writer.done), spread.ranks.size, of_vllm=engine == "vllm")
     return spread.hand_out(Run(header, _in_order(read_run(out).records), str(out)))
 
 

@@ -91,7 +91,7 @@ class ArmRunner:
                 engine=self.settings.engine,
                 host=self.host,
                 arm=arm.name,
-                parity=self.parity(arm, task),
+                parity=partial(self.parity, arm, task),
                 ranks=self.ranks,
                 progress=partial(self.report, share),
             )

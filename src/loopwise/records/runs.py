@@ -203,9 +203,7 @@ class RunWriter:
         header = json.loads(json.dumps(header))
         header_file = self.folder / "header.json"
         if header_file.exists():
-            there = read_json(header_file)
-            self._check_same(there, header)
-            header = there  # what the folder says: it began then, and was checked so
+            header = self._check_same(self.folder, header)  # what the folder says: it began then, and was checked so
         else:
             write_json(header_file, header)
         self.header = header
@@ -213,19 +211,40 @@ class RunWriter:
         self.file = self.folder / "records.jsonl"
         self._handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            self._lock()
+            self._lock(self._handle, self.folder, fcntl.LOCK_EX)
             self.done = self._repair()
             self._keys = self._check_unique()
         except RecordsError:
             os.close(self._handle)
             raise
 
-    def _lock(self) -> None:
+    @classmethod
+    def look(cls, folder: str | Path, header: dict[str, Any]) -> tuple[Record, ...]:
+        """The records that a folder holds of the run with this header, before anything is made ready for the others; none where its
+        last write was cut. Nothing is written.
+
+        Raises:
+            RecordsError: as for a new writer.
+        """
+        folder = Path(folder)
+        if not (folder / "header.json").exists():
+            return ()
+        cls._check_same(folder, header)
+        file = folder / "records.jsonl"
+        if not file.exists():
+            return ()
+        with file.open("rb") as handle:
+            cls._lock(handle.fileno(), folder, fcntl.LOCK_SH)
+            whole = handle.read().endswith(b"\n")
+        return read_records(file) if whole else ()
+
+    @staticmethod
+    def _lock(handle: int, folder: Path, kind: int) -> None:
         """One writer a run; the lock goes with the process, however that ends."""
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RecordsError(f"{self.folder}: another process is writing this run; wait for it, or give another --out") from None
+            raise RecordsError(f"{folder}: another process is writing this run; wait for it, or give another --out") from None
 
     def _check_unique(self) -> set[tuple[Any, ...]]:
         keys: set[tuple[Any, ...]] = set()
@@ -235,13 +254,17 @@ class RunWriter:
             keys.add(record.key)
         return keys
 
-    def _check_same(self, there: dict[str, Any], ours: dict[str, Any]) -> None:
+    @classmethod
+    def _check_same(cls, folder: Path, header: dict[str, Any]) -> dict[str, Any]:
+        """The header that is there, which is that of the same run."""
+        there, ours = read_json(folder / "header.json"), json.loads(json.dumps(header))
         for name in sorted(there.keys() | ours.keys()):
-            if name not in self.UNBOUND and there.get(name) != ours.get(name):
+            if name not in cls.UNBOUND and there.get(name) != ours.get(name):
                 raise RecordsError(
-                    f"{self.folder}: holds a run with another {name} ({there.get(name)!r}, now {ours.get(name)!r}); "
+                    f"{folder}: holds a run with another {name} ({there.get(name)!r}, now {ours.get(name)!r}); "
                     "give a new --out or repeat the old settings"
                 )
+        return there
 
     def _repair(self) -> tuple[Any, ...]:
         """The records there; the cut last line of a killed write is dropped from the file."""

@@ -2,7 +2,19 @@
 
 from .engine import Capacity, ServingError, VllmEngine, load_engine
 from .gap import EngineGap, measure_gap
-from .generate import generate
-from .host import VllmHost, check_vllm
+from .generate import check_temperature, generate
+from .host import VllmHost, check_vllm, vllm_version
 
-__all__ = ["Capacity", "EngineGap", "ServingError", "VllmEngine", "VllmHost", "check_vllm", "generate", "load_engine", "measure_gap"]
+__all__ = [
+    "Capacity",
+    "EngineGap",
+    "ServingError",
+    "VllmEngine",
+    "VllmHost",
+    "check_temperature",
+    "check_vllm",
+    "generate",
+    "load_engine",
+    "measure_gap",
+    "vllm_version",
+]

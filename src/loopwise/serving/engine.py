@@ -112,7 +112,7 @@ def load_engine(
         check_base(source.folder, sidecar)
     chosen = resolve_loops(source, loops)
     config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
-    vllm = _import_vllm()
+    vllm = import_vllm()
     vllm.plugins.load_general_plugins()
     llm = vllm.LLM(
         str(source.folder),
@@ -124,7 +124,7 @@ def load_engine(
         trust_remote_code=False,
         load_format="safetensors",
         additional_config={LOOPS: format_loops(chosen)},
-        **{"gpu_memory_utilization": _memory_share()} | (settings or {}),
+        **_own_settings() | (settings or {}),
     )
     running = llm.llm_engine.vllm_config.model_config
     return VllmEngine(
@@ -138,6 +138,13 @@ def load_engine(
         dtype=str(running.dtype).removeprefix("torch."),
         version=str(vllm.__version__),
     )
+
+
+def _own_settings() -> dict[str, Any]:
+    """What vLLM decides otherwise by itself. On a CPU a prompt is read in one step: where it reads a part of one for a request with a
+    seed, it winds the random numbers back, which it can on a GPU alone, and ends with an error (vLLM 0.32)."""
+    whole_prompts = {} if torch.cuda.is_available() else {"enable_chunked_prefill": False}
+    return {"gpu_memory_utilization": _memory_share(), **whole_prompts}
 
 
 def _memory_share() -> float:
@@ -182,7 +189,12 @@ def _generation_config(folder: Path) -> Any:
     return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def _import_vllm() -> Any:
+def import_vllm() -> Any:
+    """vLLM itself.
+
+    Raises:
+        ServingError: it is not installed, or does not import.
+    """
     try:
         import vllm
         import vllm.plugins

@@ -23,6 +23,8 @@ from ..decoding.rows import Row, Script
 from .engine import VllmEngine
 
 _PLAIN = DecodingRule()
+TEMPERATURES = (0.01, 2.0)
+"""What vLLM draws at. It takes a lower one for the lowest, without a word, and refuses a higher one when an answer begins."""
 
 
 def generate(
@@ -46,8 +48,9 @@ def generate(
         keys: name each prompt's draws. They are vLLM's own, so a drawn answer is another one than in the own engine.
 
     Raises:
-        DecodingError: before anything runs, for prompts, budget, batch size, keys or forced text that cannot be.
+        DecodingError: before anything runs, for prompts, budget, batch size, keys, forced text or a temperature that cannot be.
     """
+    check_temperature(rule.temperature)
     script, rows = plan_rows(
         engine,
         tokenizer,
@@ -63,16 +66,33 @@ def generate(
     done: dict[int, Completion] = {}
     stream = _Stream(engine, script, deque(rows), batch_size)
     step = 0
-    while stream.running or stream.waiting:
-        step += 1
-        for row, seconds in stream.step():
-            done[row.index] = row.completion(seconds)
-            if on_complete is not None:
-                on_complete(row.index, done[row.index])
-        if progress is not None:
-            running = [one.row for one in stream.running.values()]
-            progress(progress_of(script, len(prompts), len(done), running, step))
+    try:
+        while stream.running or stream.waiting:
+            step += 1
+            for row, seconds in stream.step():
+                done[row.index] = row.completion(seconds)
+                if on_complete is not None:
+                    on_complete(row.index, done[row.index])
+            if progress is not None:
+                running = [one.row for one in stream.running.values()]
+                progress(progress_of(script, len(prompts), len(done), running, step))
+    finally:
+        stream.drop()
     return [done[index] for index in range(len(prompts))]
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that vLLM does not draw at.
+
+    Raises:
+        DecodingError: it is not 0 and not among `TEMPERATURES`.
+    """
+    lowest, highest = TEMPERATURES
+    if temperature != 0 and not lowest <= temperature <= highest:
+        raise DecodingError(
+            f"temperature is {temperature:g}, and vLLM draws at {lowest:g} to {highest:g}; give one of these, 0 for greedy decoding, "
+            "or use the own engine"
+        )
 
 
 def _check_room(rows: Sequence[Row], budget_tokens: int, max_tokens: int) -> None:
@@ -104,6 +124,13 @@ class _Stream:
         self._vllm: Any = engine.llm.llm_engine
         self._script = script
         self._batch_size = batch_size
+        self._seconds = 0.0
+        """Of steps that gave no token, such as those that read a part of the prompts."""
+
+    def drop(self) -> None:
+        """Take back what still runs: after an error the engine goes on for others, and would go on with this too."""
+        if self.running:
+            self._vllm.abort_request(list(self.running))
 
     def step(self) -> list[tuple[Row, float]]:
         """One step of vLLM; the rows that ended, with their seconds."""
@@ -112,11 +139,11 @@ class _Stream:
             self._send(_Running(self.waiting.popleft(), watch))
         started = time.perf_counter()
         outputs = [output for output in self._vllm.step() if output.request_id in self.running]
-        seconds = time.perf_counter() - started
+        self._seconds += time.perf_counter() - started
         ended = []
         for output in outputs:
             running = self.running[output.request_id]
-            running.seconds += seconds / len(outputs)
+            running.seconds += self._seconds / len(outputs)
             if self._take(running, output.outputs[0].token_ids):
                 del self.running[output.request_id]
                 if not output.finished:
@@ -130,6 +157,7 @@ class _Stream:
                     f"vLLM ended prompt {running.row.index} after {len(running.row.token_ids)} of {self._script.budget_tokens} tokens "
                     f"({output.outputs[0].finish_reason}); this is a fault of loopwise or of this version of vLLM"
                 )
+        self._seconds = 0.0 if outputs else self._seconds
         return ended
 
     def _take(self, running: _Running, token_ids: Sequence[int]) -> bool:

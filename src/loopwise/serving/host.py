@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import tempfile
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -14,7 +16,7 @@ from transformers import PreTrainedModel
 from ..loops import Loop
 from ..models import Source, loops_of, model_hash, source_of
 from ..models.loading import CHANGED
-from .engine import DTYPES, ServingError, VllmEngine, check_architecture, load_engine
+from .engine import DTYPES, ServingError, VllmEngine, check_architecture, import_vllm, load_engine
 from .plugin import ENDS_WITH_PARENT
 
 
@@ -33,6 +35,20 @@ def check_vllm(source: Source) -> None:
         )
 
 
+def vllm_version() -> str:
+    """The version of the vLLM that is installed, which is imported and not started.
+
+    Raises:
+        ServingError: vLLM is not installed, or does not import.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+    return str(import_vllm().__version__)
+
+
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Where vLLM's processes put the sockets by which they speak, several a start; it leaves them there."""
+
+
 class VllmHost:
     """Keeps one engine: it has a device to itself, so the one before is stopped first. A context manager, which stops the last one."""
 
@@ -46,6 +62,7 @@ class VllmHost:
         self._engine: VllmEngine | None = None
         self._runs: tuple[str, tuple[Loop, ...], torch.dtype] | None = None
         self._tokens = self._rows = 0
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> VllmHost:
         return self
@@ -86,10 +103,18 @@ class VllmHost:
         self._engine = None
         gc.collect()
         cleanup_dist_env_and_memory()
+        multiprocessing.active_children()  # takes leave of those that ended
+        if self._sockets is not None:
+            self._sockets.cleanup()
+            self._sockets = None
+            os.environ.pop(_SOCKETS, None)
 
     def _start(self, model: PreTrainedModel, source: Source) -> VllmEngine:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else every start prints dozens of warnings
+        vllm_version()
         os.environ[ENDS_WITH_PARENT] = "1"
+        if _SOCKETS not in os.environ:
+            self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+            os.environ[_SOCKETS] = self._sockets.name
         on_card = model.device.type == "cuda"
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         return load_engine(
