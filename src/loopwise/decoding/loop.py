@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .batch import Batch
+from .packed import packed_weights
 from .repetition import RepetitionWatch
 from .requests import plan_rows, progress_of
 from .rows import Row, Script
@@ -86,7 +87,7 @@ def generate(
     num_columns = max(longest_prompt_tokens, *(len(row.prompt) for row in planned)) + budget_tokens
     waiting = deque(planned)
     done: dict[int, Completion] = {}
-    with evaluating(model, inference=engine == "eager"):
+    with evaluating(model, inference=engine == "eager"), packed_weights(model, min(batch_size, len(planned)) if engine == "eager" else 1):
         while waiting:
             rows = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
             batch = _open_batch(model, [row.prompt for row in rows], engine, (batch_size, num_columns), budget_tokens, script.chat.pad_id)

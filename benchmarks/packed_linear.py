@@ -1,0 +1,65 @@
+"""Products of a decode step on a CPU: a linear layer as it is beside its weight packed for oneDNN.
+
+    python benchmarks/packed_linear.py                              # the shapes of SmolLM2-135M, 1 to 64 rows
+    python benchmarks/packed_linear.py --shapes 64x32 --rows 2 --repeats 2    # does the script work?
+
+Medians of repeats that take turns, in microseconds. What is shown is the product alone; ``benchmarks/engines.py`` measures answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from loopwise.decoding.packed import packed_weights
+
+SMOLLM2 = ["576x576", "576x192", "576x1536", "1536x576", "576x49152"]
+SECONDS = 0.05
+"""Of one timing; a guess: long beside the clock's steps, short beside other programs' spells."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", nargs="+", default=SMOLLM2, help="inputs x outputs of linear layers")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads")
+    print("inputs x outputs  rows  as it is  packed  ratio")
+    for shape in options.shapes:
+        num_in, num_out = map(int, shape.split("x"))
+        linear = nn.Linear(num_in, num_out, bias=False)
+        for rows in options.rows:
+            plain, packed = compare(linear, torch.randn(rows, 1, num_in), options.repeats)
+            print(f"{shape:>16}  {rows:4}  {1e6 * plain:8.0f}  {1e6 * packed:6.0f}  {plain / packed:5.2f}", flush=True)
+
+
+def compare(linear: nn.Linear, inputs: Tensor, repeats: int) -> tuple[float, float]:
+    """Seconds of one product, as it is and packed."""
+    plain, packed = [], []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            plain.append(seconds_of(lambda: linear(inputs)))
+            with packed_weights(linear, max(2, len(inputs))):
+                packed.append(seconds_of(lambda: linear(inputs)))
+    return statistics.median(plain), statistics.median(packed)
+
+
+def seconds_of(product: Callable[[], Tensor]) -> float:
+    product()
+    count, began = 0, time.perf_counter()
+    while (gone := time.perf_counter() - began) < SECONDS:
+        product()
+        count += 1
+    return gone / count
+
+
+if __name__ == "__main__":
+    main()
