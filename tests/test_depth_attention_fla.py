@@ -130,7 +130,7 @@ def test_training_with_kernels_that_are_not_there_is_refused(monkeypatch: pytest
     with pytest.raises(NetError, match=r"fla backend is for CUDA, and this runs on cpu; use depth_backend=fused"):
         fla.check_fla(torch.device("cpu"))
     monkeypatch.setattr(fla, "has_fla", lambda: False)
-    with pytest.raises(NetError, match=r"needs fla-core and Triton; pip install 'loopwise\[fla\]'"):
+    with pytest.raises(NetError, match=r"needs fla-core >= 0.6 and Triton; pip install 'loopwise\[fla\]'"):
         fla.check_fla(torch.device("cuda"))
 
     class Ranks:
@@ -144,7 +144,23 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
     with pytest.raises(NetError, match="the fla backend does not normalise values; use fused"):
         DepthAttentionOptions(backend="fla", value_norm=True)
     with pytest.raises(NetError, match=r"one eps for keys and output, and these are 1e-05 and 1e-06; make them equal, or use fused"):
-        DepthAttention(DepthAttentionOptions(backend="fla"), d_model=4, num_sublayers=4, num_loops=1, norm_eps=1e-6)
+        DepthAttention(DepthAttentionOptions(backend="fla"), d_model=8, num_sublayers=4, num_loops=1, norm_eps=1e-6)
+    with pytest.raises(NetError, match="d_model is 20; the fla backend needs a multiple of 8, or use fused"):
+        DepthAttention(DepthAttentionOptions(backend="fla"), d_model=20, num_sublayers=4, num_loops=1)
+
+
+@pytest.mark.parametrize(("installed", "wanted"), [("0.5.1", False), ("0.6.0", True), (None, False)])
+def test_an_older_package_without_the_kernels_is_none(installed: str | None, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise fla.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(fla, "version", version)
+    monkeypatch.setattr(fla, "find_spec", lambda name: object())
+    fla.has_fla.cache_clear()
+    assert fla.has_fla() is wanted
+    fla.has_fla.cache_clear()
 
 
 INTERPRETED = """

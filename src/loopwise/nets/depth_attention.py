@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration import NetError
-from .depth_attention_fla import FLA, reads_by_fla
+from .depth_attention_fla import FLA, ROW_ELEMENTS, reads_by_fla
 from .depth_attention_functions import EAGER, MOST_COMPILED_SOURCES, ReadFunctions, compiled
 from .depth_attention_fused import Source
 from .depth_attention_options import DepthAttentionOptions
@@ -50,7 +50,7 @@ class DepthAttention(ResidualDesign):
             looped_sublayers: the physical sublayers that loop, half-open; None is the whole stack.
 
         Raises:
-            NetError: a span outside the model, or a backend that knows one eps with two.
+            NetError: a span outside the model, or what the backend cannot do.
         """
         super().__init__()
         self.options = options
@@ -62,6 +62,8 @@ class DepthAttention(ResidualDesign):
         if options.backend == "fla" and options.key_eps != norm_eps:
             one = f"one eps for keys and output, and these are {options.key_eps} and {norm_eps}"
             raise NetError(f"depth attention: the fla backend has {one}; make them equal, or use fused")
+        if options.backend == "fla" and d_model % ROW_ELEMENTS:
+            raise NetError(f"depth attention: d_model is {d_model}; the fla backend needs a multiple of {ROW_ELEMENTS}, or use fused")
         further = (num_loops - 1) * (self.stop - self.start) if options.queries == "effective" else 0
         self.norms = make_norms(num_sublayers, d_model, norm_eps)
         self.final_norm = RMSNorm(d_model, eps=norm_eps)

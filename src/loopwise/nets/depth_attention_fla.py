@@ -9,22 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from .configuration import NetError
 from .depth_attention_functions import ReadFunctions
 from .depth_attention_fused import Source, as_source, read_fused
 
+FIRST_VERSION = Version("0.6")
+"""Of fla-core, with ``fla.ops.attnres``."""
+ROW_ELEMENTS = 8
+"""The kernels read rows that begin at multiples of 16 bytes, which in half precision are so many elements."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
 def has_fla() -> bool:
-    """Whether the package with the kernels is installed; it is not imported."""
-    return find_spec("fla") is not None and find_spec("triton") is not None
+    """Whether a package that has the kernels is installed; it is not imported."""
+    try:
+        return Version(version("fla-core")) >= FIRST_VERSION and find_spec("triton") is not None
+    except PackageNotFoundError:
+        return False
 
 
 def reads_by_fla(sources_like: Tensor) -> bool:
@@ -41,7 +50,9 @@ def check_fla(device: torch.device) -> None:
     if device.type != "cuda":
         raise NetError(f"depth attention: the fla backend is for CUDA, and this runs on {device.type}; use depth_backend=fused")
     if not has_fla():
-        raise NetError("depth attention: the fla backend needs fla-core and Triton; pip install 'loopwise[fla]', or use fused")
+        raise NetError(
+            "depth attention: the fla backend needs fla-core >= 0.6 and Triton; pip install 'loopwise[fla]', or use fused"
+        )
 
 
 @cache

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ..cost import Meter, ModelShape, Rates, StepBound, bound_of, cost_of, read_shape, step_bytes, step_flops
 from ..decoding import Batch, StaticBatch, check_static, evaluating
 from ..decoding.batch import check_prompts
+from ..decoding.packed import packed_weights
 from ..loops import Loop, format_loops
 from ..models import insert, inserted_loops, loops_of, remove
 from .bench_batch import largest_batch, memory_to_fill
@@ -142,13 +143,14 @@ class _Measuring:
     def step_seconds(self, batch_size: int, num_steps: int | None = None) -> float:
         """The median time of a step at so many rows."""
         num_steps = num_steps or self.settings.num_steps
-        batch, logits = self.open(batch_size)
         times = []
-        for _ in range(WARM_STEPS + num_steps):
-            started = time.perf_counter()
-            logits = batch.step(logits.max(dim=-1).indices.tolist())
-            synchronize(self.model.device)
-            times.append(time.perf_counter() - started)
+        with packed_weights(self.model, batch_size if self.settings.engine == "eager" else 1):  # as `generate` does
+            batch, logits = self.open(batch_size)
+            for _ in range(WARM_STEPS + num_steps):
+                started = time.perf_counter()
+                logits = batch.step(logits.max(dim=-1).indices.tolist())
+                synchronize(self.model.device)
+                times.append(time.perf_counter() - started)
         return statistics.median(times[WARM_STEPS:])
 
     def peak(self, batch_size: int = 1) -> tuple[int | None, str]:
