@@ -274,9 +274,10 @@ def test_number_tasks(gold: str, text: str, correct: bool, rule: str):
 
 @pytest.mark.parametrize(
     "box",
-    ["not 5", "The total is not 5", "never 5", "more than 5", "It is less than 5", "half of 5", "twice 5", "minus 5", "negative 5",
-     "5 not", "5 is wrong", "5 isn't right", "5 squared", "5 minus one", "5 and a half", "5 hours and a half", "\\text{not } 5",
-     "5\\text{ is not it}", "\\ne 5", "\\neq 5", "\\not= 5", "x \\not= 5", "≠ 5", "> 5", "\\le 5", "x \\ne 5"],
+    ["not 5", "The total is not 5", "never 5", "more than 5", "It is less than 5", "no more than 5", "half of 5", "twice 5",
+     "not the 5", "not equal to 5", "5 not", "5 is wrong", "5 isn't right", "5 squared", "5 cubed", "5 minus one",
+     "5 and a half", "5 hours and a half", "\\text{not } 5", "5\\text{ is not it}", "\\ne 5", "\\neq 5",
+     "\\not= 5", "x \\not= 5", "≠ 5", "> 5", "\\le 5", "x \\ne 5"],
 )  # fmt: skip
 def test_a_number_that_is_denied_or_changed_is_not_that_number(box: str):
     """math-verify agrees on all that it reads but a lone "not equal", which it takes for the number."""
@@ -292,6 +293,49 @@ def test_a_number_that_is_denied_or_changed_is_not_that_number(box: str):
 )  # fmt: skip
 def test_other_words_around_a_number_leave_it(box: str):
     assert grade_number("5", f"\\boxed{{{box}}}").correct
+
+
+@pytest.mark.parametrize(
+    ("gold", "box"),
+    [("25", "25 squared cm"), ("25", "25 \\text{ squared meters}"), ("25", "25\\text{ squared units}"), ("25", "25 cm squared"),
+     ("8", "8 cubed inches"), ("16", "16 \\text{ squared inches}"), ("8", "8 wrong answers"), ("8", "8 incorrect"),
+     ("8", "8 false positives"), ("8", "8 were not sold"), ("8", "8 never returned"), ("8", "8 minus signs"),
+     ("4", "4 \\text{ false statements}"), ("4", "4 \\text{ were wrong}"), ("5", "5 \\text{ (not 6)}"), ("5", "5 \\text{ is not prime}")],
+)  # fmt: skip
+def test_units_and_things_counted_leave_the_number(gold: str, box: str):
+    for grader in (grade_number, grade_expression):
+        assert grader(gold, f"\\boxed{{{box}}}").correct
+
+
+@pytest.mark.parametrize(
+    ("gold", "box"),
+    [("8", "8 people didn't"), ("12", "number not sold 12"), ("0", "no apples 0"), ("12", "No 12"), ("20", "older than Tim by 20 years"),
+     ("4", "except Sunday 4"), ("12", "second half 12"), ("5", "5 apples and half a pear")],
+)  # fmt: skip
+def test_words_that_are_not_beside_a_number_leave_it(gold: str, box: str):
+    assert grade_number(gold, f"\\boxed{{{box}}}").correct
+
+
+@pytest.mark.parametrize("box", ["negative 5", "minus 5", "\\text{negative } 5", "x = \\text{minus } 5", "-5"])
+def test_a_sign_in_words_is_a_sign(box: str):
+    for grader in (grade_number, grade_expression):
+        assert grader("-5", f"\\boxed{{{box}}}").correct
+        assert not grader("5", f"\\boxed{{{box}}}").correct
+
+
+def test_a_sign_in_words_behind_is_counts_too():
+    assert grade_number("-5", "\\boxed{The answer is negative 5}").correct and grade_number("-5", "\\boxed{Total: minus 5}").correct
+    assert not grade_number("5", "\\boxed{The answer is negative 5}").correct
+    assert not grade_number("-5", "\\boxed{8 minus 5}").correct
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "correct"),
+    [("5", "\\left< 5 \\right>", True), ("0.5", "> 0.5", False), ("5", "x \\ne 5", False), ("5", "5 < x > 3", False),
+     ("x \\neq 3", "x \\not= 3", True), ("x \\neq 3", "x \\not=3", True), ("x = 3", "x \\not= 3", False)],
+)  # fmt: skip
+def test_a_relation_is_no_number_and_brackets_are_no_relation(gold: str, answer: str, correct: bool):
+    assert compare(gold, answer)[0] is correct
 
 
 def test_equal_numbers_are_shown_alike_for_voting():

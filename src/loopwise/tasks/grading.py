@@ -34,8 +34,8 @@ _NUMBER_AMONG_WORDS = re.compile(
     r"(?:[A-Za-z][A-Za-z ]*(?:is|=|:)?)?\s*(" + answers.NUMBER.pattern + r")\s*%?(?:\s*[A-Za-z][A-Za-z ,.'/-]*)?"
 )
 
-_RELATION = re.compile(r"[<>]|\\(?:ne|le|ge|lt|gt|not|neg|lnot)(?![A-Za-z])")
-"""Other than equality: no number is one. math-verify reads "\\ne 5" as 5."""
+_RELATION = re.compile(r"^(?!<[^<>]*>$).*(?:[<>]|\\(?:ne|le|ge|lt|gt|not|neg|lnot)(?![A-Za-z]))")
+"""Other than equality, and not what stands in angle brackets: no number is one. math-verify reads "\\ne 5" as 5."""
 
 
 def grade_expression(gold: str, text: str) -> Grade:

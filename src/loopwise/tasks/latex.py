@@ -16,11 +16,16 @@ _UNICODE = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ",
      "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∈": r"\in ", "∪": r"\cup ", "\u00a0": " ", "\u2009": " ", "\u202f": " "}
 )  # fmt: skip
+_SIGN_IN_WORDS = re.compile(
+    r"(?:^|(?<=\bis )|(?<=[=:] )|(?<=[=:]))(?:\\text\s*\{\s*(?:negative|minus)\s*\}|(?:negative|minus)\b)\s*(?=[\d.\\$])", re.IGNORECASE
+)
 _SYNONYMS = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\leq(?![A-Za-z])|\\leqslant(?![A-Za-z])"), r"\\le"),
     (re.compile(r"\\geq(?![A-Za-z])|\\geqslant(?![A-Za-z])"), r"\\ge"),
     (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne"),
+    (re.compile(r"\\not\s*=\s*"), r"\\ne "),
+    (_SIGN_IN_WORDS, "-"),
     (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (re.compile(r"\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits)(?![A-Za-z])"), ""),
@@ -36,10 +41,13 @@ _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mat
 _TRAILING_TEXT = re.compile(r"(?<=[\w})$%])\s*\\(?:text|textrm|textnormal|mathrm|mbox)\s*\{\s*([^{}]*?)\s*\}(?:\s*\^\s*\{?\s*[23]\s*\}?)?$")
 _TRAILING_WORDS = re.compile(r"(?<=[\d}%])\s+((?:[A-Za-z]{3,}|cm|mm|km|kg|ft|in|mi|lb|oz|ml|hr)(?:\s+[A-Za-z]+)*)$")
 _MAGNITUDES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
-_SAYS = re.compile(r"\b(?:is|are|was|were|equals)\b|[=:]")
-_CHANGES_WHAT_FOLLOWS = re.compile(r"\b(?:not|no|never|neither|nor|cannot|except|than|half|twice|minus|negative)\b", re.IGNORECASE)
+_CHANGES_WHAT_FOLLOWS = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|except|than|twice|minus|negative|half\s+of)(?:\s+(?:be|equals?|to|the|an?))*\s*$", re.IGNORECASE
+)
 _CHANGES_WHAT_PRECEDES = re.compile(
-    r"\W*(?:(?:is|are|was|were)\s+)?(?:not|never|wrong|incorrect|false|minus|squared|cubed)\b|.*(?:n['’]t\b|\band\s+(?:a\s+|one\s+)?half\b)",
+    r"\s*(?:(?:not|never|squared|cubed)$|minus\b(?!\s+signs?\b)|(?:is|was)\s+(?:not|wrong|incorrect|false)$"
+    r"|(?:(?:is|was)\s+not|(?:is|was)n['’]t)\s+(?:it|right|correct|true|the\s+answer)$|and\s+(?:an?\s+|one\s+)?half\b"
+    r"|.*\band\s+(?:an?\s+|one\s+)?half$)",
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(r"^(?![^=]*\\not(?![A-Za-z]))[A-Za-z\\|][\w\\(){}|' ]*?\s*(?:=|\\in(?![A-Za-z]))\s*(?!.*=)")
@@ -66,11 +74,12 @@ def without_unit(text: str) -> str:
 
 
 def changes_number(before: str, after: str) -> bool:
-    """Whether the words around a number deny it or make another one of it: "not 5", "the total is more than 5", "5 is wrong", "5 squared".
+    """Whether the words around a number deny it or make another one of it: "not 5", "more than 5", "5 is wrong", "5 squared".
 
-    Before it only what follows the last "is" or its like counts: in "half of that is 5" nothing is halved.
+    Only words right beside it do, for others are about what was counted: "number not sold 12", "8 were not sold", "25 squared cm". In
+    doubt the number stands.
     """
-    return bool(_CHANGES_WHAT_FOLLOWS.search(_SAYS.split(before)[-1]) or _CHANGES_WHAT_PRECEDES.match(after))
+    return bool(_CHANGES_WHAT_FOLLOWS.search(before) or _CHANGES_WHAT_PRECEDES.match(after.rstrip()))
 
 
 def unassigned(text: str) -> str:
