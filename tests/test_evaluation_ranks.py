@@ -170,6 +170,24 @@ def test_a_stopped_run_goes_on_in_another_number_of_ranks(before: int, after: in
     assert (tmp_path / "part" / "records.jsonl").read_text().startswith(there), "what was written stays"
 
 
+def test_where_no_answer_is_missing_no_rank_checks_anything(tmp_path: Path) -> None:
+    whole = alone(tmp_path)
+    checks: list[int] = []
+
+    def check() -> Any:
+        checks.append(1)
+        return CHECKED
+
+    for run in spread(2, tmp_path, parity=check):
+        assert run.records == whole.records and run.header == whole.header
+    assert not checks
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    for run in spread(2, tmp_path, parity=check):
+        assert alike(run.records) == alike(whole.records)
+    assert len(checks) == 2
+
+
 def test_an_error_in_one_rank_ends_all(tmp_path: Path) -> None:
     models = [model(), model()]
 

@@ -136,7 +136,7 @@ def evaluate(
     there = RunWriter.look(out, header) if out is not None and spread.first else ()
     with ExitStack() as stack:
         vllm = None
-        if not {row.key(task, seed) for row in rows} <= {record.key for record in there}:
+        if spread.first_says(not {row.key(task, seed) for row in rows} <= {record.key for record in there}):
             if engine == "vllm" and host is None:
                 host = stack.enter_context(VllmHost())
             vllm, checked = make_ready(model, prompts, budget, batch_size, parity, host if engine == "vllm" else None)

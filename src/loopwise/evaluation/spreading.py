@@ -31,6 +31,16 @@ class Spread:
         self._finished = self._collected = 0
         self._looked = self._told = 0.0
 
+    def first_says(self, missing: bool) -> bool:
+        """Whether an answer is missing, as the first process sees it: it alone reads the folder, and all begin or nobody does.
+
+        Raises:
+            RanksError: another process failed.
+        """
+        if self.ranks.size > 1 and self.first:
+            self.ranks.send(self._name + "missing", missing)
+        return missing if self.first else bool(self.ranks.receive(self._name + "missing"))
+
     def agree(self, header: dict[str, Any]) -> None:
         """Check that every process would write the same header: same model, task, threads, versions and kind of device. Nobody goes on
         before all have it.
@@ -112,7 +122,7 @@ class Spread:
             lines = [record.to_json() for record in run.records]
             self.ranks.send(self._name + "run", {"header": run.header, "records": lines, "source": run.source})
             self.ranks.wait_for(self._name + "received", self.ranks.size - 1)
-            for name in ("header", "pending", "run"):
+            for name in ("missing", "header", "pending", "run"):
                 self.ranks.forget(self._name + name)
         return run
 
