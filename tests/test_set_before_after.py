@@ -88,11 +88,24 @@ def test_a_trial_before_can_be_named_when_the_trial_is_finished(chained: Path, t
     assert json.loads((out / "verdict.json").read_text()) == verdict
     assert len(json.loads((out / "set_verdict.json").read_text())["before_after"]) == 3
     assert "the trial before was named when this one had begun" in (out / "set_report.md").read_text()
+    plan, judged = ((out / name).read_text() for name in ("set_plan.json", "set_verdict.json"))
+    set_trial(chained / "second", out=out, **TRIAL)  # the first command again
+    assert ((out / "set_plan.json").read_text(), (out / "set_verdict.json").read_text()) == (plan, judged)
     shutil.copytree(before, other)
-    with pytest.raises(TrialError, match="whose plan has another before"):
-        set_trial(chained / "second", out=out, before=other, **TRIAL)
-    with pytest.raises(TrialError, match="whose plan has another before"):
-        set_trial(chained / "second", out=out, **TRIAL)
+    set_trial(chained / "second", out=out, before=other, **TRIAL)
+    found = json.loads((out / "set_plan.json").read_text())
+    assert (out / found["before"]).resolve() == other and found["before_added"]
+
+
+def test_a_trial_before_that_was_named_at_first_stays_and_the_report_says_when_it_is_replaced(chained: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    shutil.copytree(chained / "before", other)
+    set_trial(chained / "second", out=out, before=other, **TRIAL)
+    plan, words = (out / "set_plan.json").read_text(), "the trial before was named when this one had begun"
+    set_trial(chained / "second", out=out, **TRIAL)
+    assert (out / "set_plan.json").read_text() == plan and words not in (out / "set_report.md").read_text()
+    set_trial(chained / "second", out=out, before=chained / "before", **TRIAL)
+    assert words in (out / "set_report.md").read_text()
 
 
 def test_other_draws_before_are_refused_before_anything_is_evaluated(chained: Path, tmp_path: Path) -> None:

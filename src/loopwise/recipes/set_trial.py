@@ -52,7 +52,8 @@ def set_trial(
         depths: further numbers of passes that the looped model is evaluated at; by default every one that anchored recurrent depth was
             trained at, and none of other recipes.
         before: the finished trial of the set before post-training, on the same items: the difference of differences is judged too. It may
-            be named when this trial has begun or is finished; the report says so.
+            be named, or another one in its place, when this trial has begun or is finished; the report says so. None keeps the one that
+            was named before.
 
     Raises:
         TrialError: a set that is not done or whose twins did not share their batches, a plan that cannot be, or ``out`` holds another
@@ -212,8 +213,10 @@ def _at_depths(members: Sequence[TriedMember], values: dict[str, Any], depths: S
 
 
 def _checked_against_plan(out: Path, tested: SetTrialPlan) -> SetTrialPlan:
-    """Refuse a folder that holds another trial: a plan is fixed before its trial runs. A trial before may be named later, for it changes
-    nothing that is asked or decided; then the plan says that it was.
+    """Refuse a folder that holds another trial: a plan is fixed before its trial runs.
+
+    A trial before changes nothing that is asked or decided: it may be named later, or another one in its place, and then the plan says
+    so. Where none is named, the one that is there stays.
     """
     file = out / SET_PLAN_FILE
     if (out / "plan.json").exists() and not file.exists():
@@ -221,9 +224,12 @@ def _checked_against_plan(out: Path, tested: SetTrialPlan) -> SetTrialPlan:
     if not file.exists():
         return tested
     there = read_json(file)
-    if tested.before is not None and (there.get("before") is None or there.get("before_added")):
+    named, added = there.get("before"), bool(there.get("before_added"))
+    if tested.before is None:
+        tested = replace(tested, before=named, before_added=added)
+    elif added or tested.before != named:
         tested = replace(tested, before_added=True)
-        there = {**there, "before": there.get("before") or tested.before, "before_added": True}
+        there = {**there, "before": tested.before, "before_added": True}
     for name, ours in set_plan_to_json(tested).items():
         if there.get(name) != ours:
             raise TrialError(
