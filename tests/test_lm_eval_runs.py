@@ -299,7 +299,9 @@ def test_a_finished_run_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     write_rows(tmp_path, "sciq")
     first = evaluate("sciq", tmp_path, out=tmp_path / "run")
     monkeypatch.setattr(LoopedLM, "_model_call", lambda *_: pytest.fail("the model was called"))
-    assert evaluate("sciq", tmp_path, out=tmp_path / "run") == first
+    monkeypatch.setattr("loopwise.evaluation.log_likelihood.check_parity", lambda *_: pytest.fail("parity was checked"))
+    for check in (tiny_parity(), None, lambda: pytest.fail("parity was checked")):
+        assert evaluate("sciq", tmp_path, out=tmp_path / "run", parity=check) == first
 
 
 @pytest.mark.parametrize(

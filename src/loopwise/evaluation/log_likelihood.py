@@ -19,11 +19,10 @@ from ..decoding import DecodingRule
 from ..decoding.loop import evaluating
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
-from ..serving import EngineGap
 from ..tasks import Item, Task, TaskError, likelihood_notes, quiet_lm_eval
 from .engines import Check, parity_json
 from .header import model_facts, run_header
-from .parity import NEW_TOKENS, Parity, check_parity
+from .parity import NEW_TOKENS, check_parity
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -93,7 +92,10 @@ def evaluate_log_likelihood(
         lm = LoopedLM(model, tokenizer, batch_size=way.batch_size)
         asked = [_asked(lm, item) for item in items]
         check = partial(check_parity, model, _parity_prompts(lm, [one.rows[0][0] for one in asked])) if parity is None else parity
-        header = _header(model, task, asked, way, check() if callable(check) else check)
+        header = _header(model, task, asked, way)
+        there = () if way.out is None else RunWriter.look(way.out, header)
+        if not {one.item.name for one in asked} <= {record.item for record in there}:
+            header["parity"] = parity_json(check() if callable(check) else check)
         answering = _Answering(lm, task, asked, way)
         if way.out is None:
             kept: list[Record] = []
@@ -151,7 +153,7 @@ def _asked(lm: LoopedLM, item: Item) -> _Asked:
     return _Asked(item, rows, sum(max(0, len(before) + len(after) - 1 - lm.max_length) for before, after in rows))
 
 
-def _header(model: PreTrainedModel, task: Task, asked: Sequence[_Asked], way: LikelihoodWay, parity: Parity | EngineGap) -> dict[str, Any]:
+def _header(model: PreTrainedModel, task: Task, asked: Sequence[_Asked], way: LikelihoodWay) -> dict[str, Any]:
     facts = model_facts(model)
     header = run_header(
         {**facts, "chat_template": False, **task.facts, **likelihood_notes([one.item for one in asked])},
@@ -166,7 +168,7 @@ def _header(model: PreTrainedModel, task: Task, asked: Sequence[_Asked], way: Li
         batch_size=way.batch_size,
         fixed_rows=False,
         engine="eager",
-        parity=parity_json(parity),
+        parity=None,
     )
     versions = header["versions"] | {"lm-eval": importlib.metadata.version("lm-eval")}
     return header | {"batch_plan": "by length", "num_items_cut": sum(one.num_cut > 0 for one in asked), "versions": versions}
