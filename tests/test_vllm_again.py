@@ -105,6 +105,11 @@ def test_what_cannot_be_written_is_refused_before_vllm_starts(
         with pytest.raises(RecordsError, match="another versions"):
             loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", out=out)
     file = out / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2] + lines[:1]))
+    with pytest.raises(RecordsError, match="is there twice"):
+        loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", out=out)
+    file.write_text("".join(lines))
     file.write_text(file.read_text().replace('"correct"', '"wrong"', 1))
     with pytest.raises(RecordsError, match="field 'correct' is missing"):
         loopwise.evaluate(model, TOKENIZER, make_task(), engine="vllm", out=out)

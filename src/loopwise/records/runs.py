@@ -213,7 +213,7 @@ class RunWriter:
         try:
             self._lock(self._handle, self.folder, fcntl.LOCK_EX)
             self.done = self._repair()
-            self._keys = self._check_unique()
+            self._keys = _unique_keys(self.file, self.done)
         except RecordsError:
             os.close(self._handle)
             raise
@@ -236,7 +236,9 @@ class RunWriter:
         with file.open("rb") as handle:
             cls._lock(handle.fileno(), folder, fcntl.LOCK_SH)
             whole = handle.read().endswith(b"\n")
-        return read_records(file) if whole else ()
+        found = read_records(file) if whole else ()
+        _unique_keys(file, found)
+        return found
 
     @staticmethod
     def _lock(handle: int, folder: Path, kind: int) -> None:
@@ -245,14 +247,6 @@ class RunWriter:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RecordsError(f"{folder}: another process is writing this run; wait for it, or give another --out") from None
-
-    def _check_unique(self) -> set[tuple[Any, ...]]:
-        keys: set[tuple[Any, ...]] = set()
-        for record in self.done:
-            if record.key in keys:
-                raise RecordsError(f"{self.file}: record {record.key} is there twice; keep one of the lines, or repeat the run")
-            keys.add(record.key)
-        return keys
 
     @classmethod
     def _check_same(cls, folder: Path, header: dict[str, Any]) -> dict[str, Any]:
@@ -305,6 +299,15 @@ class RunWriter:
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._handle)
+
+
+def _unique_keys(file: Path, records: Iterable[Any]) -> set[tuple[Any, ...]]:
+    keys: set[tuple[Any, ...]] = set()
+    for record in records:
+        if record.key in keys:
+            raise RecordsError(f"{file}: record {record.key} is there twice; keep one of the lines, or repeat the run")
+        keys.add(record.key)
+    return keys
 
 
 def _write_all(handle: int, content: bytes) -> None:
