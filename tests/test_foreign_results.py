@@ -181,6 +181,13 @@ def test_lightevals_padding_is_no_token_of_a_prompt_or_an_answer(tmp_path: Path)
     assert [one.generated_tokens for one in read_results(unknown).records] == [None, None]
     lighteval_results(tmp_path / "u", batch_size=1)
     assert [one.generated_tokens for one in read_results(unknown).records] == [4, 4]
+    cut = [
+        *padded,
+        lighteval_row(3, {"em": 0}, 4, output_tokens=[[9, 5, 7, -1]]),
+        lighteval_row(4, {"em": 0}, 4, output_tokens=[[9, 2, 2, -1]]),
+    ]
+    counts = [one.generated_tokens for one in read_results(lighteval(tmp_path / "x", [], rows=cut)).records]
+    assert counts == [4, 2, 4, 3, 2], "only 2 ends an answer, -1 none"
     gathered = [lighteval_row(0, {"acc": 1}, input_tokens=[1, 2, 3, -1]), lighteval_row(1, {"acc": 1})]
     prompts = {one.extra["prompt_hash"] for one in read_results(lighteval(tmp_path / "g", [], rows=gathered)).records}
     assert len(prompts) == 1

@@ -191,8 +191,8 @@ def _tokens(doc: dict[str, Any], response: dict[str, Any], item: str, padding: _
         )
     known = {}
     if _is_tokens(outputs[0]) and (padding.none or padding.token is not None):
-        own = _unpadded(outputs[0], padding)
-        known["generated_tokens"] = len(own) + (len(own) < len(outputs[0]))  # lighteval pads with what ends an answer
+        length = len(_unpadded(outputs[0], padding))
+        known["generated_tokens"] = length + (outputs[0][length : length + 1] == [padding.token])  # what pads also ends an answer
     if _is_tokens(inputs):
         count = response.get("padded_tokens_count")
         known["prompt_tokens"] = len(_unpadded(inputs[count if _is_count(count) else 0 :], padding))
