@@ -158,7 +158,9 @@ def test_a_conversation_with_the_golds_calls_is_right(item: Item) -> None:
         ([*RIGHT[:3], "[add(a=1, b=3)]", "4"], "missing-results"),
         ([*RIGHT[:3], "3"], "empty-turn"),
         (["Done.", *RIGHT[2:]], "empty-turn"),
-        ([*RIGHT[:3], *["[add(a=1, b=2)]"] * (MOST_STEPS + 1)], "too-many-steps"),
+        (["[pwd()]"] * (MOST_STEPS + 1), "too-many-steps"),
+        ([*RIGHT[:3], *["[add(a=1, b=3)]"] * (MOST_STEPS + 1)], "missing-results"),
+        ([*RIGHT[:3], *["[mkdir(dir_name='e'), add(a=1, b=2)]"] * (MOST_STEPS + 1)], "wrong-state"),
         (RIGHT[:3], "broken-off"),
         (["<think>[mkdir(dir_name='d')]", "", "", ""][:3], "empty-turn"),
     ],
@@ -175,6 +177,64 @@ def test_as_many_steps_as_the_leaderboard_allows_are_no_fault(item: Item) -> Non
     assert conversation.grade().correct
 
 
+def test_one_step_more_in_the_last_turn_ends_it_and_the_checker_decides(item: Item) -> None:
+    conversation = held(item, *RIGHT[:3], *["[add(a=1, b=2)]"] * (MOST_STEPS + 1))
+    assert conversation.over and conversation.grade().rule == "turns-right", "no turn is missing, so it is checked as on the leaderboard"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"[add(a=0x{'f' * 5000}, b=1)]",
+        f"[add(a={{0x{'f' * 5000}: 1}}, b=1)]",
+        "[add(a={'\\ud800': 1}, b=2)]",
+        "[add(a={'\\ud800': {'\\ud800': 1}}, b=2)]",
+        "[add(a='\\ud800', b=2)]",
+        "[add(a='\ud800', b=2)]",
+        f"[add(a={'[' * 190}{']' * 190}, b=1)]",
+        f"[add(a={'-' * 9000}1, b=1)]",
+        f"[add(a={'{1: ' * 150}1{'}' * 150}, b=1)]",
+        f"[{'a.' * 9000}f(b=1)]",
+    ],
+)
+def test_no_answer_breaks_a_run(answer: str, item: Item) -> None:
+    conversation = held(item, answer, "\ud800", "", "", "")
+    conversation.grade().answer.encode()  # type: ignore[union-attr]
+    json.dumps(conversation.messages, ensure_ascii=False).encode()
+
+
+GOLDS = "ground_truth_eval_"
+"""In the names that the package gives to the gold's systems."""
+
+
+def test_keys_are_quoted_and_never_read_as_source(item: Item) -> None:
+    gold = f"model_{GOLDS}multi_turn_base_0_gorillafilesystem_instance"
+    evil = f"[pwd(a={{\"x': {gold}.mkdir #\\n(dir_name='e'), 'y\": 1}})]"
+    others = ["[f(a={'g(b=1), x': {'h=i(), j': 1}})]", '[f(a={"it\'s": 1})]']
+    assert bfcl_turns._calls(others[0]) == ("f(a='g(b=1), x'(**{'h=i(), j': 1}))",)
+    assert bfcl_turns._calls(others[1]) == ('f(a={"it\'s": 1})',)
+    [call] = bfcl_turns._calls(evil)
+    argument = ast.parse(call, mode="eval").body.keywords[0].value  # type: ignore[attr-defined]
+    assert len(ast.literal_eval(argument)) == 1
+    assert held(item, *RIGHT[:3], "[mkdir(dir_name='e'), add(a=1, b=2)]", evil, "3").grade().rule == "wrong-state"
+
+
+def test_a_call_reaches_no_systems_but_its_own(package: Path) -> None:
+    gold, own = (f"add(a=model_{which}multi_turn_base_0_gorillafilesystem_instance.mkdir #\n(dir_name='e'), b=1)" for which in (GOLDS, ""))
+    steps = [[["pwd()"]], [["mkdir(dir_name='e')", "pwd()", gold]]]  # there are none of the gold before its first turn
+    assert bfcl_turns.systems().check(ENTRY, steps, [["pwd()"], ["pwd()"]]) == "multi_turn:instance_state_mismatch"
+    results = bfcl_turns.systems().execute(ENTRY, [], [gold, own, "ls()"])
+    assert "is not defined" in (results[0] or "") and results[2] == '{"current_directory_content": ["a.txt", "e"]}'
+
+
+def test_prose_before_calls_is_left_out_where_budget_forcing_put_it(item: Item) -> None:
+    answer = f"I will.{bfcl_turns.OPENER}[mkdir(dir_name='d')]"
+    unforced, forced = Turns(item), Turns(item)
+    unforced.reply(answer)
+    forced.reply(answer, forced=True)
+    assert unforced.messages[-1]["content"] == SAID[1] and "mkdir" in forced.messages[-1]["content"]
+
+
 def test_a_call_that_never_ends_is_told_so_and_undone(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Systems(call_seconds=0.5)
     monkeypatch.setattr(bfcl_turns, "systems", lambda: quick)
@@ -185,6 +245,57 @@ def test_a_call_that_never_ends_is_told_so_and_undone(item: Item, monkeypatch: p
         conversation.reply(answer)
     assert conversation.grade().correct
     quick.close()
+
+
+HUGE = "power(base=7, exponent=10000000000)"
+
+
+def test_one_answer_cannot_take_more_than_its_time(package: Path) -> None:
+    quick = Systems(call_seconds=0.3)
+    results = quick.execute(ENTRY, [], ["pwd()", *[HUGE] * 50, "pwd()"])
+    assert results[0] is not None and results[1:] == [None] * 51
+    quick.close()
+    whole = Systems(call_seconds=30.0, request_seconds=1)
+    assert whole.execute(ENTRY, [], ["pwd()", HUGE, "pwd()"]) == [results[0], None, None]
+    assert whole.check(ENTRY, [[[HUGE]]], [["pwd()"]]) == "fault"
+    whole.close()
+    assert bfcl_systems.WAITING_SECONDS > 4 * bfcl_systems.REQUEST_SECONDS
+
+
+def test_a_long_result_is_told_by_its_beginning(package: Path) -> None:
+    text = "x" * 150_000
+    call = f"echo(content='{text}')"
+    [told] = bfcl_turns.systems().execute(ENTRY, [], [call])
+    assert told is not None and told.endswith("xxx... (150023 characters in all)") and 100_000 < len(told) < 100_100
+    assert bfcl_turns.systems().check(ENTRY, [[[call]]], [[call]]) is None
+
+
+def test_an_interrupted_request_leaves_nothing_to_the_next(package: Path) -> None:
+    systems = Systems()
+
+    def interrupt(process: Any, seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    systems.execute(ENTRY, [], ["pwd()"])
+    systems._line = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        systems.execute(ENTRY, [], ["add(a=1, b=0)"])
+    del systems._line
+    assert systems.execute(ENTRY, [], ["add(a=2, b=0)"]) == ['{"result": 2}']
+    systems.close()
+
+
+def test_half_a_line_is_the_last_of_its_fork(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    half = r"""print('{"ready": true}', flush=True)
+for line in open(0):
+    print('{"result": "a"}\n{"result": "b{"ended": 27}', flush=True)
+"""
+    worker.write_text(half)
+    monkeypatch.setattr(bfcl_systems, "_WORKER", worker)
+    systems = Systems()
+    assert systems._ask({}) == systems._ask({}) == ([{"result": "a"}], 0)
+    systems.close()
 
 
 def test_a_gold_of_another_length_makes_nothing_right(package: Path, tmp_path: Path) -> None:
@@ -290,6 +401,9 @@ ANSWERS = [
     "[f(a={'x': {'y': 1}})]", "[f(a={'x': g(b=1), 'y': 2})]", "[f(a={})]", "[f(a='it\\'s', b=\"q\")]", "[f(a=True, b=None, c=1.5)]",
     "[f(a=x[0], b=(1, 2))]", "[f(a=1 + 2)]", "[]", "", "hello", "I cannot do that.", "[add(a=1, b=2)] is it", "[add(a=1, b=2), 'x']",
     "[add(a=1, b=]", "f(a=1)]", "[f()]", "[f(a=...)]", "[f(a={1: 2})]", "[f(**x)]", "[f(a=lambda: 1)]", "[f(a=[g(b=1)])]",
+    "[[f(a=1)]]", "[f(a=1)]]", "'[f(a=1)]'", "['f(a=1)']", "[(f(a=1), g(b=2))]", "[f(a=1)], [g(b=2)]", "[[f(a=1), g(b=2)]]", "f(a=1) # so",
+    "[f(a='x' + \"y\" + 'z')]", "[f(a='x' + y)]", "[f(a='x' + 1)]", "[f(a=-1.5)]", "[f(a={'g': {}})]", "f(a=[1])", "{f(a=1), g(b=2)}",
+    "I will. [f(a=1)]", "I will.\n\nFunction calls:\n[f(a=1)]",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from loopwise.decoding import DecodingRule, generate, read_chat
 from loopwise.evaluation import check_conversations, check_parity, items_hash
 from loopwise.protocol import Bootstrap, TrialError, compare, judge
 from loopwise.recipes.own_traces import OwnTraces, make_own_traces
+from loopwise.recipes.set_estimate import estimate_set
 from loopwise.recipes.trial import trial
 from loopwise.recipes.trial_estimate import estimate_trial
 from loopwise.recipes.trial_settings import TrialSettings
@@ -45,7 +46,7 @@ class Talk:
     def share(self) -> float:
         return len(self.told) / MOST
 
-    def reply(self, text: str) -> None:
+    def reply(self, text: str, *, forced: bool = False) -> None:
         self.told.append(text)
         self.messages.append({"role": "assistant", "content": text})
         self.over = "w9" in text.split() or len(self.told) == MOST
@@ -134,7 +135,7 @@ def test_conversations_advance_together_to_the_same_end(temperature: float) -> N
 
 def test_the_same_message_in_two_rounds_is_answered_with_other_draws() -> None:
     class Again(Talk):
-        def reply(self, text: str) -> None:
+        def reply(self, text: str, *, forced: bool = False) -> None:
             self.told.append(text)
             self.over = len(self.told) == 3
 
@@ -153,7 +154,7 @@ def test_a_chat_template_sees_all_messages_with_their_roles() -> None:
     said: list[str] = []
 
     class Asking(Talk):
-        def reply(self, text: str) -> None:
+        def reply(self, text: str, *, forced: bool = False) -> None:
             super().reply(text)
             said.append(text)
             if not self.over:
@@ -180,7 +181,7 @@ def test_one_user_message_is_encoded_as_a_prompt() -> None:
 
 def test_a_prompt_that_outgrows_the_model_breaks_its_conversation_off_alone() -> None:
     class Long(Talk):
-        def reply(self, text: str) -> None:
+        def reply(self, text: str, *, forced: bool = False) -> None:
             super().reply(text)
             if not self.over and self.messages[0]["content"].startswith("w3 "):  # the first item's
                 self.messages[-1] = {"role": "user", "content": "w7 " * 600}
@@ -231,7 +232,14 @@ def test_twins_that_held_conversations_are_judged_as_on_any_task() -> None:
 
 
 def test_a_trial_takes_conversations_with_its_noise_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(TASKS, "talk", talk_task())
+    told: list[bool] = []
+
+    class Told(Talk):
+        def reply(self, text: str, *, forced: bool = False) -> None:
+            super().reply(text, forced=forced)
+            told.append(forced)
+
+    monkeypatch.setitem(TASKS, "talk", talk_task(begin=Told))
     tiny_model("llama").save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
     settings = TrialSettings(rules=("plain", "budget-forcing"), limit=3, noise_floor=True)
@@ -243,6 +251,7 @@ def test_a_trial_takes_conversations_with_its_noise_floor(monkeypatch: pytest.Mo
     assert all("rounds" in record.extra for run in runs for record in run.records)
     forced = [record for run in runs if run.header["rule"] == "budget-forcing" for record in run.records]
     assert any(record.forced_tokens for record in forced), "every answer of a conversation is under the rule"
+    assert set(told) == {False, True}, "a conversation is told which of its answers were forced"
 
 
 def test_several_ranks_write_the_records_of_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,3 +290,5 @@ def test_what_reads_single_answers_refuses_conversations(monkeypatch: pytest.Mon
         make_own_traces("any", OwnTraces(task="talk"), tmp_path)
     with pytest.raises(TrialError, match="talk is of conversations, and how many answers one takes is not known beforehand"):
         estimate_trial("any", out=tmp_path, loops=LOOPS, tasks=["talk"], settings=TrialSettings())
+    with pytest.raises(TrialError, match="talk is of conversations, and how many answers one takes is not known beforehand"):
+        estimate_set("any", out=tmp_path, tasks=["talk"], settings=TrialSettings())

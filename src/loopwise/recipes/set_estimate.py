@@ -18,7 +18,6 @@ from ..cost import cost_of
 from ..models import resolve, resolve_loops
 from ..protocol import Plan, TrialError
 from ..protocol.prior import Throughput, read_prior
-from ..tasks import permit, tasks_named
 from .learning_members import LOOPED, TWIN
 from .set_judging import SET_PLAN_FILE, SetTrialPlan, TriedMember, deciding_arms
 from .set_trial import check_set_settings, member_arms, model_folder, plan_members, plan_set
@@ -30,6 +29,7 @@ from .trial_estimate import (
     SmallestGain,
     arm_estimate,
     check_known,
+    estimated_tasks,
     smallest_gains,
     throughput_of,
 )
@@ -116,8 +116,8 @@ def estimate_set(
     """
     settings, known, folder, out = settings or TrialSettings(), known or Known(), Path(folder), Path(out)
     check_known(known, settings)
+    chosen = estimated_tasks(tasks, settings)
     check_set_settings(folder, settings)
-    chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
     asked = [(task, task.load(settings.data, settings.limit)) for task in chosen]
     tested = plan_members(folder, depths)
     source = resolve(model_folder(tested, tested.named(LOOPED), tested.seeds[0]), weights=known.probe)

@@ -122,9 +122,7 @@ def estimate_trial(
     """
     settings, known, out = settings or TrialSettings(), known or Known(), Path(out)
     check_known(known, settings)
-    chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(tasks)]
-    if held := next((task.name for task in chosen if task.begin), None):
-        raise TrialError(f"{held} is of conversations, and how many answers one takes is not known beforehand; estimate the other tasks")
+    chosen = estimated_tasks(tasks, settings)
     items = {task.name: task.load(settings.data, settings.limit) for task in chosen}
     source = resolve(model, weights=known.probe)
     study = settings.placement
@@ -151,6 +149,18 @@ def estimate_trial(
         smallest_gains=smallest_gains(plan, counts, prior),
         one_sided_points=None if one_sided is None else 100 * one_sided,
     )
+
+
+def estimated_tasks(names: Sequence[str], settings: TrialSettings) -> list[Task]:
+    """The tasks of these names, whose cost can be told beforehand.
+
+    Raises:
+        TaskError: no such task, or one that runs code without permission; TrialError: one is of conversations.
+    """
+    chosen = [permit(task, settings.allow_code_execution) for task in tasks_named(names)]
+    if held := next((task.name for task in chosen if task.begin), None):
+        raise TrialError(f"{held} is of conversations, and how many answers one takes is not known beforehand; estimate the other tasks")
+    return chosen
 
 
 def check_known(known: Known, settings: TrialSettings) -> None:

@@ -1,7 +1,7 @@
 """Function calls that a model wrote, read as data: Python's own grammar, none of its execution.
 
 The forms are those that the Berkeley Function Calling Leaderboard reads (its ``ast_parse``); where that evaluates arithmetic with
-``eval``, numbers are computed here, within limits.
+``eval``, numbers are computed here, within limits, and texts put together.
 """
 
 from __future__ import annotations
@@ -42,23 +42,28 @@ class Call:
 
 
 def parse_calls(text: str) -> tuple[Call, ...]:
-    """The calls of a whole answer: ``[f(a=1), g.h(b="x")]``, with or without the brackets; ``[]`` is none.
+    """The calls of a whole answer: ``[f(a=1), g.h(b="x")]``; ``[]`` is none. Brackets and single quotes around it may be missing or be
+    too many, for the leaderboard strips them all.
 
     Raises:
         CallsError: it is anything else; nothing in it was run.
     """
     text = text.strip("`\n ")
-    text = text if text.startswith("[") else "[" + text
-    text = text if text.endswith("]") else text + "]"
+    inner = text.strip("[]'")
     if len(text) > LONGEST_TEXT:
         raise CallsError(f"{len(text)} characters are no list of calls")
+    if not inner and len(text) > len("[]"):
+        raise CallsError("brackets around nothing")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an invalid escape in a string is the model's business
-            body = ast.parse(text.strip().strip("'"), mode="eval").body
-        if not isinstance(body, ast.List):
-            raise CallsError("not a list")
-        return tuple(_call(element) for element in body.elts)
+            body = ast.parse(f"[{inner}\n]", mode="eval").body
+        match body:
+            case ast.List(elts=[ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements)]):
+                return tuple(map(_call, elements))
+            case ast.List(elts=elements):
+                return tuple(map(_call, elements))
+        raise CallsError("not a list")
     except (SyntaxError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError) as error:
         raise CallsError(f"no list of calls ({type(error).__name__})") from None
 
@@ -94,6 +99,8 @@ def _value(node: ast.expr) -> Any:
             if None in keys:
                 raise CallsError("a mapping unpacked into another")
             return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.BinOp(op=ast.Add()) if (text := _text(node)) is not None:
+            return text
         case ast.UnaryOp() | ast.BinOp():
             return _number(node)
         case ast.Name(id=name):
@@ -107,6 +114,17 @@ def _value(node: ast.expr) -> Any:
             return {inner.name: inner.arguments}
         case _:
             raise CallsError(f"a value that is a {type(node).__name__}")
+
+
+def _text(node: ast.expr) -> str | None:
+    """Texts put together with ``+``; None where something else is among them."""
+    match node:
+        case ast.Constant(value=str() as value):
+            return value
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            one, other = _text(left), _text(right)
+            return None if one is None or other is None else one + other
+    return None
 
 
 def _number(node: ast.expr) -> int | float:

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -34,11 +35,18 @@ CALL_SECONDS = 5.0
 """Processor time of one call. A guess: every call of a gold takes milliseconds."""
 MEMORY_BYTES = 2 << 30
 """Address space of one request. A guess: thirty times what the systems need."""
+REQUEST_SECONDS = 60
+"""Processor time of one request: a conversation's calls so far and those of one answer; a check, which has the gold's as well, may take
+twice as much. Whole seconds. A guess: all of a gold's calls together take less than one."""
+MOST_BROKEN = 3
+"""Calls of one answer that may break the limits; those after them are not executed. A guess: an answer holds hundreds of calls at most,
+and must not hold up a run for an hour."""
 STARTING_SECONDS = 300.0
-WAITING_SECONDS = 600.0
-"""By the clock, for one request: long, because a child that is starved on a loaded machine has done nothing wrong."""
-OUT_OF_LIMITS = f"Error during execution: it took more than {CALL_SECONDS:g} seconds or more memory than there is"
-"""The result of a call that took its process along. What it changed is undone."""
+WAITING_SECONDS = 1200.0
+"""By the clock, for one line of an answer to a request: far above the processor time of any request, because a child that is starved
+on a loaded machine has done nothing wrong."""
+OUT_OF_LIMITS = f"Error during execution: it or a call before it took more than {CALL_SECONDS:g} seconds or more memory than there is"
+"""The result of a call that took its process along, and of those that were not executed after it. What it changed is undone."""
 
 _WORKER = Path(__file__).with_name("bfcl_systems_worker.py")
 _NEEDED = {"bfcl_eval": INSTALL, "mpmath": "pip install mpmath"}
@@ -68,8 +76,11 @@ def package_folders() -> tuple[Path, ...]:
 class Systems:
     """The child process, and the lock that hands it one request at a time."""
 
-    def __init__(self, call_seconds: float = CALL_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
-        self._limits = (str(call_seconds), str(memory_bytes))
+    def __init__(
+        self, call_seconds: float = CALL_SECONDS, memory_bytes: int = MEMORY_BYTES, request_seconds: int = REQUEST_SECONDS
+    ) -> None:
+        self._limits = (str(call_seconds), str(memory_bytes), str(request_seconds))
+        self._waiting_seconds = max(WAITING_SECONDS, 10.0 * request_seconds)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
@@ -86,16 +97,19 @@ class Systems:
             TaskError: the child cannot be started, or the systems cannot be set up so.
         """
         results: list[str | None] = []
+        broken = 0
         while len(results) < len(calls):
             kept = [call for call, result in zip(calls, results, strict=False) if result is not None]
-            said = self._ask({"entry": entry, "done": [*done, *kept], "calls": calls[len(results) :]})
+            said, status = self._ask({"entry": entry, "done": [*done, *kept], "calls": calls[len(results) :]})
             if said and "fault" in said[-1]:
                 raise TaskError(
                     f"{entry['id']}: bfcl-eval cannot set up its systems ({said[-1]['fault']}); repair the row's initial_config"
                 )
             results += [str(one["result"]) for one in said]
             if len(results) < len(calls):
-                results.append(None)
+                broken += 1
+                ended = broken == MOST_BROKEN or os.WTERMSIG(status) == signal.SIGXCPU
+                results += [None] * (len(calls) - len(results) if ended else 1)
         return results
 
     def check(self, entry: Mapping[str, Any], turns: Sequence[Sequence[Sequence[str]]], gold: Sequence[Sequence[str]]) -> str | None:
@@ -105,25 +119,33 @@ class Systems:
         Args:
             turns: for each turn, for each step, the calls.
         """
-        said = self._ask({"entry": entry, "turns": turns, "gold": gold})
+        said, _ = self._ask({"entry": entry, "turns": turns, "gold": gold})
         if not said or "fault" in said[0]:
             return "fault"
         return None if said[0]["valid"] else str(said[0]["error"])
 
-    def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the child says to one request, without its last line."""
+    def _ask(self, request: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+        """What the child says to one request, and how its fork ended, as ``os.wait`` has it."""
         with self._lock:
-            process = self._process or self._start()
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                _write(process.stdin.fileno(), json.dumps(request).encode() + b"\n")
-            said: list[dict[str, Any]] = []
-            while (line := self._line(process, WAITING_SECONDS)) is not None:
-                if "ended" in line:
-                    return said
-                said.append(line)
-            self._stop()
-        raise TaskError(f"the process of bfcl-eval's systems ended or did not answer within {WAITING_SECONDS:g} s; run it again to resume")
+            try:
+                return self._exchange(request)
+            except BaseException:
+                self._stop()  # what it has still to say would be taken for the answer to the next request
+                raise
+
+    def _exchange(self, request: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            _write(process.stdin.fileno(), json.dumps(request).encode() + b"\n")
+        said: list[dict[str, Any]] = []
+        while (line := self._line(process, self._waiting_seconds)) is not None:
+            if "ended" in line:
+                return said, int(line["ended"])
+            said.append(line)
+        raise TaskError(
+            f"the process of bfcl-eval's systems ended or did not answer within {self._waiting_seconds:g} s; run it again to resume"
+        )
 
     def _start(self) -> subprocess.Popen[bytes]:
         folders = [str(folder.parent) for folder in package_folders()]
@@ -138,12 +160,11 @@ class Systems:
             env=environment | {"PYTHONHASHSEED": "0", "TZ": "UTC"},
         )
         if self._line(self._process, STARTING_SECONDS) is None:
-            self._stop()
             raise TaskError(f"bfcl-eval {VERSION} at {folders[0]} does not load in a process of its own; {INSTALL} --force-reinstall")
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any] | None:
-        """The child's next line; None when it ended or was too late."""
+        """The child's next line; None when it ended or was too late. Half a line is the last of a fork that ended while it wrote."""
         assert process.stdout is not None
         pipe, deadline = process.stdout.fileno(), time.monotonic() + seconds
         parts = [self._rest]
@@ -155,7 +176,10 @@ class Systems:
                 return None
             parts.append(part)
         line, _, self._rest = b"".join(parts).partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return {"ended": 0}
         return found
 
     def _stop(self) -> None:

@@ -9,6 +9,7 @@ fork alone.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import resource
@@ -21,11 +22,13 @@ from typing import Any
 MODEL = "model"
 """Stands in the names that the package gives to its instances."""
 LONGEST_FAULT = 200
+LONGEST_RESULT = 100_000
+"""Characters of a result that are told; the checker has all of a longer one. A guess: three times the golds' longest."""
 PACKAGE = "bfcl_eval.eval_checker.multi_turn_eval"
 
 
 def main() -> None:
-    call_seconds, memory_bytes, *folders = sys.argv[1:]
+    call_seconds, memory_bytes, request_seconds, *folders = sys.argv[1:]
     answers = os.dup(1)
     os.dup2(2, 1)  # what a system prints is no answer
     sys.path.extend(folders)
@@ -34,7 +37,17 @@ def main() -> None:
     checker: Any = import_module(f"{PACKAGE}.multi_turn_checker")
     for module in utils.CLASS_FILE_PATH_MAPPING.values():
         import_module(module)
-    utils.eval = reader(vars(utils))
+    instances: dict[str, Any] = {}
+    utils.eval = reader(instances)
+    named = utils._process_method_calls
+
+    def name_instances(call: str, instance_of_method: dict[str, str]) -> Any:
+        # The package keeps the instances of the model and of the gold side by side: a call reaches those it is executed on.
+        instances.clear()
+        instances.update((name, vars(utils)[name]) for name in instance_of_method.values())
+        return named(call, instance_of_method)
+
+    utils._process_method_calls = name_instances
 
     def say(what: dict[str, Any]) -> None:
         content = json.dumps(what).encode() + b"\n"
@@ -46,8 +59,9 @@ def main() -> None:
         fork = os.fork()
         if fork == 0:
             try:
-                _limit(int(memory_bytes))
-                _serve(json.loads(line), utils, checker, float(call_seconds), say)
+                request = json.loads(line)
+                _limit(int(memory_bytes), int(request_seconds) * (2 if "gold" in request else 1))
+                _serve(request, utils, checker, float(call_seconds), say)
             except Exception as error:
                 say({"fault": f"{type(error).__name__}: {error}"[:LONGEST_FAULT]})
             finally:
@@ -56,9 +70,10 @@ def main() -> None:
         say({"ended": status})
 
 
-def _limit(memory_bytes: int) -> None:
+def _limit(memory_bytes: int, seconds: int) -> None:
     for kind, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # at the first the signal says why it ended
 
 
 def _serve(request: dict[str, Any], utils: Any, checker: Any, call_seconds: float, say: Callable[[dict[str, Any]], None]) -> None:
@@ -66,12 +81,11 @@ def _serve(request: dict[str, Any], utils: Any, checker: Any, call_seconds: floa
     entry = request["entry"]
     long_context = "long_context" in entry["id"]
 
-    def execute(call: str) -> str:
-        return str(
-            utils.execute_multi_turn_func_call(
-                [call], entry["initial_config"], entry["involved_classes"], MODEL, entry["id"], long_context=long_context
-            )[0][0]
+    def execute(*calls: str) -> list[str]:
+        results, _ = utils.execute_multi_turn_func_call(
+            calls, entry["initial_config"], entry["involved_classes"], MODEL, entry["id"], long_context=long_context
         )
+        return list(results)
 
     if "gold" in request:
         num_calls = sum(len(calls) for turn in request["turns"] for calls in turn) + sum(map(len, request["gold"]))
@@ -80,11 +94,17 @@ def _serve(request: dict[str, Any], utils: Any, checker: Any, call_seconds: floa
         say({"valid": verdict["valid"], "error": verdict.get("error_type")})
         return
     _allow(call_seconds * (1 + len(request["done"])))
-    for call in request["done"]:
-        execute(call)
-    for call in request["calls"]:
-        _allow(call_seconds)
-        say({"result": execute(call)})
+    execute()  # sets the systems up; what it raises is the row's fault
+    with contextlib.suppress(Exception):  # and from here on the call's, as where no memory is left to tell its result
+        for call in request["done"]:
+            execute(call)
+        for call in request["calls"]:
+            _allow(call_seconds)
+            say({"result": _told(*execute(call))})
+
+
+def _told(result: str) -> str:
+    return result if len(result) <= LONGEST_RESULT else f"{result[:LONGEST_RESULT]}... ({len(result)} characters in all)"
 
 
 def _allow(seconds: float) -> None:
@@ -93,7 +113,7 @@ def _allow(seconds: float) -> None:
 
 
 def reader(names: dict[str, Any]) -> Callable[[str], Any]:
-    """What stands in the place of ``eval``: a call of a public method of an instance among ``names``, its arguments literals or such
+    """What stands in the place of ``eval``: a call of a public method of one of the instances ``names``, its arguments literals or such
     calls. Messages are Python's own, for the model reads them.
     """
 
@@ -123,7 +143,7 @@ def reader(names: dict[str, Any]) -> Callable[[str], Any]:
 
     def called(function: ast.expr) -> Callable[..., Any]:
         match function:
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name.endswith("_instance") and name in names:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in names:
                 method: Any = None if attribute.startswith("_") else getattr(names[name], attribute, None)
                 if getattr(method, "__self__", None) is not names[name]:
                     raise AttributeError(f"{type(names[name]).__name__!r} object has no attribute {attribute!r}")

@@ -21,7 +21,7 @@ from .values import Grade, Item, Message, TaskError
 
 MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 MOST_STEPS = 20
-"""Answers with calls in one turn, as on the leaderboard; with one more the conversation is broken off and wrong."""
+"""Answers with calls in one turn, as on the leaderboard; with one more the conversation is broken off, and wrong if turns remain."""
 TURN_FACTS = {"most_steps": MOST_STEPS, "bfcl_eval": VERSION}
 """What a run's header says of a task of conversations."""
 OPENER = "\n\nFunction calls:\n"
@@ -32,7 +32,7 @@ TURN_RULES = {
     "empty-turn": "a turn in which calls were wanted had none",
     "wrong-state": "after a turn the systems were in another state than after the gold's calls",
     "missing-results": "after a turn some result of the gold's calls had not been had",
-    "too-many-steps": f"a turn had more than {MOST_STEPS} answers with calls",
+    "too-many-steps": f"a turn before the last had more than {MOST_STEPS} answers with calls",
     "other-length": "the gold has another number of turns than the question: nothing is right, as on the leaderboard",
     "broken-off": "the conversation did not come to its end: the next prompt was longer than the model can read",
     "checker-failed": "the leaderboard's checker breaks on what the calls did, or does not end; counted as wrong",
@@ -158,18 +158,19 @@ class Turns:
         self._steps: list[list[list[str]]] = [[]]
         """For each turn so far, for each step, the calls that were executed."""
         self._shown: list[list[str]] = [[]]
-        self._too_many = False
 
     @property
     def share(self) -> float:
         """How much of it is done, 0 to 1, by turns."""
         return 1.0 if self.over else (len(self._steps) - 1) / self._num_turns
 
-    def reply(self, text: str) -> None:
-        """Take the model's answer: execute its calls, or go on to the next turn."""
+    def reply(self, text: str, *, forced: bool = False) -> None:
+        """Take the model's answer: execute its calls, or go on to the next turn. What stands before the calls is no part of them only
+        where budget forcing opened them; prose before calls makes an answer without calls, as on the leaderboard.
+        """
         part = answers.answer_part(text)
-        self.messages.append({"role": "assistant", "content": text if part is None else part.lstrip("\n")})
-        calls = () if part is None else _calls(part)
+        self.messages.append({"role": "assistant", "content": _sayable(text if part is None else part.lstrip("\n"))})
+        calls = () if part is None else _calls(part.rpartition(OPENER)[2] if forced else part)
         if calls:
             self._execute(calls)
         elif self._later:
@@ -185,7 +186,7 @@ class Turns:
         self._steps[-1].append([call for call, result in zip(calls, results, strict=True) if result is not None])
         self._shown[-1] += calls
         if len(self._steps[-1]) > MOST_STEPS:
-            self.over = self._too_many = True
+            self.over = True
             return
         told = [
             {"role": "tool", "name": call, "content": OUT_OF_LIMITS if result is None else result}
@@ -195,11 +196,11 @@ class Turns:
 
     def grade(self) -> Grade:
         """Who is right, by the leaderboard's checker; a conversation that is not over is wrong."""
-        answer = _cut("; ".join(", ".join(turn) or "no call" for turn in self._shown))
-        if self._too_many or not self.over:
-            return Grade(correct=False, answer=answer, rule="too-many-steps" if self._too_many else "broken-off")
+        answer = _sayable(_cut("; ".join(", ".join(turn) or "no call" for turn in self._shown)))
+        if not self.over:
+            return Grade(correct=False, answer=answer, rule="broken-off")
         if len(self._steps) != len(self._gold):
-            return Grade(correct=False, answer=answer, rule="other-length")
+            return Grade(correct=False, answer=answer, rule="too-many-steps" if self._later else "other-length")
         error = systems().check(self._entry, self._steps, self._gold)
         return Grade(correct=error is None, answer=answer, rule=_RULE_OF_ERROR.get(error, "checker-failed"))
 
@@ -207,18 +208,25 @@ class Turns:
 def _calls(part: str) -> tuple[str, ...]:
     """The calls of an answer as the leaderboard hands them to its executor; none where it cannot be read."""
     try:
-        return tuple(map(as_source, parse_calls(part.rpartition(OPENER)[2])))
-    except CallsError:
+        return tuple(map(as_source, parse_calls(part)))
+    except (ValueError, RecursionError, MemoryError):  # as a number of more digits than Python writes
         return ()
 
 
 def as_source(call: Call) -> str:
     """A call as Python source, in the leaderboard's way (its ``decoded_output_to_execution_list``): a mapping of mappings is a call.
+    There a key is written as it is; here one that is no name is quoted, so that nothing in it is read as source.
 
     Raises:
         CallsError: it holds an empty mapping, which that way cannot write.
+        ValueError: it holds a number too long to write.
     """
-    return f"{call.name}({', '.join(f'{name}={_source(value)}' for name, value in call.arguments.items())})"
+    name = call.name if all(map(str.isidentifier, call.name.split("."))) else repr(call.name)
+    return f"{name}({', '.join(_argument(str(name), _source(value)) for name, value in call.arguments.items())})"
+
+
+def _argument(name: str, source: str) -> str:
+    return f"{name}={source}" if name.isidentifier() else f"**{{{name!r}: {source}}}"
 
 
 def _source(value: Any) -> str:
@@ -229,7 +237,7 @@ def _source(value: Any) -> str:
     if all(isinstance(inner, dict) for inner in value.values()):
         name, arguments = next(iter(value.items()))
         return as_source(Call(str(name), arguments))
-    return "{" + ", ".join(f"'{key}': {_source(inner)}" for key, inner in value.items()) + "}"
+    return "{" + ", ".join(f"{str(key)!r}: {_source(inner)}" for key, inner in value.items()) + "}"
 
 
 LONGEST_SHOWN = 2000
@@ -237,6 +245,11 @@ LONGEST_SHOWN = 2000
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+
+
+def _sayable(text: str) -> str:
+    """A text that can be written as UTF-8: halves of characters are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def no_single_answer(item: Item, text: str) -> Grade:

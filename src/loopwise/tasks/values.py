@@ -66,8 +66,10 @@ class Conversation(Protocol):
     def share(self) -> float:
         """How much of it is done, 0 to 1, for people who wait."""
 
-    def reply(self, text: str) -> None:
-        """Take the model's whole answer, thinking included, to the last message: one more message of the user's, or the end."""
+    def reply(self, text: str, *, forced: bool = False) -> None:
+        """Take the model's whole answer, thinking included, to the last message: one more message of the user's, or the end.
+        ``forced``: budget forcing inserted something in it, where no thinking was open the task's ``answer_opener``.
+        """
 
     def grade(self) -> Grade:
         """Who is right; also for a conversation that is broken off before it is over."""
