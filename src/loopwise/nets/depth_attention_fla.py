@@ -50,9 +50,7 @@ def check_fla(device: torch.device) -> None:
     if device.type != "cuda":
         raise NetError(f"depth attention: the fla backend is for CUDA, and this runs on {device.type}; use depth_backend=fused")
     if not has_fla():
-        raise NetError(
-            "depth attention: the fla backend needs fla-core >= 0.6 and Triton; pip install 'loopwise[fla]', or use fused"
-        )
+        raise NetError("depth attention: the fla backend needs fla-core >= 0.6 and Triton; pip install 'loopwise[fla]', or use fused")
 
 
 @cache
