@@ -124,7 +124,7 @@ def load_engine(
         trust_remote_code=False,
         load_format="safetensors",
         additional_config={LOOPS: format_loops(chosen)},
-        **_own_settings() | (settings or {}),
+        **_own_settings(config) | (settings or {}),
     )
     running = llm.llm_engine.vllm_config.model_config
     return VllmEngine(
@@ -140,10 +140,12 @@ def load_engine(
     )
 
 
-def _own_settings() -> dict[str, Any]:
+def _own_settings(config: Any) -> dict[str, Any]:
     """What vLLM decides otherwise by itself. On a CPU a prompt is read in one step: where it reads a part of one for a request with a
-    seed, it winds the random numbers back, which it can on a GPU alone, and ends with an error (vLLM 0.32)."""
-    whole_prompts = {} if torch.cuda.is_available() else {"enable_chunked_prefill": False}
+    seed, it winds the random numbers back, which it can on a GPU alone, and ends with an error (vLLM 0.32). Recurrent states it reads in
+    parts only, so there that error stays."""
+    recurrent = "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
+    whole_prompts = {} if recurrent or torch.cuda.is_available() else {"enable_chunked_prefill": False}
     return {"gpu_memory_utilization": _memory_share(), **whole_prompts}
 
 
