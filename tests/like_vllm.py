@@ -12,6 +12,7 @@ import types
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from transformers.cache_utils import Cache
 from looped import plain_model
 from loopwise.decoding import DecodingRule
 from loopwise.decoding.sampling import draw
-from loopwise.models import cache_argument, dynamic_cache, load, loops_of, resolve
+from loopwise.models import cache_argument, dynamic_cache, load, loops_of, resolve, save
 from loopwise.serving import VllmEngine
+from tiny import tiny_model, tiny_tokenizer
 
 VERSION = "0.0-like"
 """What the module in vLLM's place says that it is."""
@@ -298,3 +300,11 @@ def start_like_vllm(monkeypatch: Any) -> list[VllmEngine]:
 
     monkeypatch.setattr("loopwise.serving.host.load_engine", start)
     return engines
+
+
+def save_ending_early(folder: Path) -> Path:
+    """A tiny model in a folder, with several ends of text, so that rows end at different steps."""
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = list(range(2, 8))
+    save(model, tiny_tokenizer(), folder)
+    return folder

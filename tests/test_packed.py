@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +38,15 @@ def test_products_are_those_of_the_layer(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(of_a_view.flip(0), want, rtol=1e-5, atol=1e-5)
     assert not any(map(is_packed, model))
+
+
+def test_the_benchmark_runs() -> None:
+    script = Path(__file__).resolve().parents[1] / "benchmarks" / "packed_linear.py"
+    command = [sys.executable, str(script), "--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1"]
+    environment = os.environ | {"PYTHONPATH": str(script.parents[1] / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[:2] == ["64x32", "2"]
 
 
 def test_one_row_is_left_to_the_layer() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import loopwise
 from learning_sets import chat_model, chats, tiny_set
-from like_vllm import start_like_vllm
+from like_vllm import save_ending_early, start_like_vllm
 from loopwise.cli import main
 from loopwise.evaluation import engines
 from loopwise.models import load, save
@@ -33,10 +33,7 @@ TRIAL = TrialSettings(rules=("plain", "budget-forcing"), limit=3, noise_floor=Tr
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model = tiny_model("llama")
-    model.generation_config.eos_token_id = list(range(2, 8))  # so that rows end at different steps
-    save(model, TOKENIZER, tmp_path / "model")
-    return tmp_path / "model"
+    return save_ending_early(tmp_path / "model")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loopwise
-from like_vllm import ModelLLM, start_like_vllm
+from like_vllm import ModelLLM, save_ending_early, start_like_vllm
 from likelihood_rows import write_rows
 from loopwise.cli import main
 from loopwise.decoding import DecodingRule
@@ -35,10 +35,7 @@ TOKENIZER = tiny_tokenizer()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model = tiny_model("llama")
-    model.generation_config.eos_token_id = list(range(2, 8))  # so that rows end at different steps
-    save(model, TOKENIZER, tmp_path / "model")
-    return tmp_path / "model"
+    return save_ending_early(tmp_path / "model")
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def set_estimate_text(found: SetEstimate) -> str:
         "",
         table(items, ("benchmark", "items", "prompt tokens")),
         "",
-        table([_row(found, one) for one in found.members] + [_total(found)], _HEADER),
+        table([_row(one) for one in found.members] + [_total(found)], _HEADER),
         f"Every member runs its arms with each of the {len(plan.seeds)} seeds.",
     ]
     lines += [f"left out, {name}: {reason}" for name, reason in tested.left_out.items()]
@@ -79,28 +79,12 @@ def _listed(seeds: tuple[int, ...]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _row(found: SetEstimate, one: MemberEstimate) -> list[str]:
-    expected = one.total("expected_flops")
-    numbers = (one.total("num_answers"), one.total("most_tokens"), one.total("expected_tokens"), expected or one.total("most_flops"))
-    cells = figures(*numbers, one.total("seconds"), most=expected is None)
-    return [one.name, one.role, one.loops, str(len(one.arms)), *cells]
+def _row(one: MemberEstimate) -> list[str]:
+    return [one.name, one.role, one.loops, str(len(one.arms)), *figures(one.total)]
 
 
 def _total(found: SetEstimate) -> list[str]:
-    expected = found.total("expected_flops")
-    numbers = (
-        found.total("num_answers"),
-        found.total("most_tokens"),
-        found.total("expected_tokens"),
-        expected or found.total("most_flops"),
-    )
-    return [
-        "all",
-        "",
-        "",
-        str(sum(len(one.arms) for one in found.members)),
-        *figures(*numbers, found.total("seconds"), most=expected is None),
-    ]
+    return ["all", "", "", str(sum(len(one.arms) for one in found.members)), *figures(found.total)]
 
 
 def _gain_texts(found: SetEstimate) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import plan_to_json
@@ -88,26 +90,23 @@ def _task_row(found: TrialEstimate, name: str) -> list[str]:
 
 def _arm_row(found: TrialEstimate, arm: ArmEstimate) -> list[str]:
     purpose = arm.purpose + (" (runs twice)" if arm.name in found.repeated else "")
-    numbers = (arm.num_answers, arm.most_tokens, arm.expected_tokens, arm.expected_flops or arm.most_flops, arm.seconds)
-    return [arm.name, purpose, *figures(*numbers, most=arm.expected_flops is None)]
+    return [arm.name, purpose, *figures(partial(getattr, arm))]
 
 
 def _total_row(found: TrialEstimate) -> list[str]:
-    expected, most = found.total("expected_flops"), found.total("most_flops")
-    numbers = (found.total("num_answers"), found.total("most_tokens"), found.total("expected_tokens"), expected or most)
-    return ["all", "", *figures(*numbers, found.total("seconds"), most=expected is None)]
+    return ["all", "", *figures(found.total)]
 
 
-def figures(
-    answers: float | None, most_tokens: float | None, tokens: float | None, flops: float | None, seconds: float | None, *, most: bool
-) -> list[str]:
-    """Answers, tokens at most and expected, FLOPs and time as cells; ``most`` marks the last two as upper bounds."""
-    bound = "≤" if most else ""
+def figures(of: Callable[[str], float | None]) -> list[str]:
+    """Answers, tokens at most and expected, FLOPs and time as cells, from the fields of an `ArmEstimate` or their sums; where expected
+    FLOPs are not known the last two are upper bounds."""
+    tokens, flops, seconds = of("expected_tokens"), of("expected_flops"), of("seconds")
+    bound = "≤" if flops is None else ""
     return [
-        f"{answers or 0:,.0f}",
-        f"{most_tokens or 0:,.0f}",
+        f"{of('num_answers') or 0:,.0f}",
+        f"{of('most_tokens') or 0:,.0f}",
         "-" if tokens is None else f"{tokens:,.0f}",
-        f"{bound}{flops or 0:.3g}",
+        f"{bound}{flops or of('most_flops') or 0:.3g}",
         "-" if seconds is None else bound + _duration(seconds),
     ]
 
