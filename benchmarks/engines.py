@@ -38,12 +38,13 @@ from loopwise.cost import cost_of, read_shape
 from loopwise.decoding import generate, plan_batches, read_chat
 from loopwise.loops import Loop, call_sites, format_loops, parse_loops
 from loopwise.models import insert, load, remove, resolve
-from vllm_worker import WorkerError, ask, start
+from vllm_worker import WorkerError, ask, end, start
 
 ANSWERS_TARGET = 1.5
 """The own engine's tokens per second over those of Hugging Face's ``generate``, at least."""
 SLOWDOWN_TARGET = 1.05
 """Looped over plain time, at most this many times the layer-pass ratio."""
+FIGURES = ("answers", "slowdown")
 HUGGING_FACE = "Hugging Face generate"
 PAGE_TOKENS = 32
 """Of continuous batching's cache, as vLLM's blocks are of 16 to 128. A guess."""
@@ -158,6 +159,14 @@ def paging_config(setting: Setting) -> Any:
     )
 
 
+def cache_bytes(setting: Setting) -> int:
+    """Room in vLLM for twice one batch's rows with the loops: its blocks are of up to 128 tokens, and a row's last one is half empty."""
+    cost = cost_of(
+        read_shape(setting.model.config.to_dict()), setting.loops, kv_dtype_bytes=next(setting.model.parameters()).dtype.itemsize
+    )
+    return 2 * setting.batch_size * setting.positions * cost.kv_bytes_per_token
+
+
 def unrolled(model: PreTrainedModel, loops: Sequence[Loop]) -> PreTrainedModel:
     """A deeper model on the same tensors, whose layers are the call sites."""
     order = [site.layer for site in call_sites(loops, model.config.num_hidden_layers)]
@@ -186,7 +195,7 @@ def vllm(setting: Setting, prompts: Prompts, num_tokens: int, looped: bool, endi
     try:
         if looped not in _workers:
             dtype = str(next(setting.model.parameters()).dtype).removeprefix("torch.")
-            head = {"dtype": dtype, "batch_size": setting.batch_size, "positions": setting.positions}
+            head = {"dtype": dtype, "batch_size": setting.batch_size, "positions": setting.positions, "cache_bytes": cache_bytes(setting)}
             _workers[looped] = start(setting.vllm_python, setting.folder, setting.loops if looped else (), head)
         lengths: Lengths = ask(_workers[looped], {"prompts": [list(p) for p in prompts], "num_tokens": num_tokens, "ending": ending})
     except WorkerError as error:
@@ -229,7 +238,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     setting, prompts = prepare(options)
     ratio = cost_of(read_shape(setting.model.config.to_dict()), setting.loops).layer_pass_ratio
-    results = measure(setting, prompts, options, ratio)
+    try:
+        results = measure(setting, prompts, options, ratio)
+    finally:
+        for worker in _workers.values():
+            end(worker)
     if options.json:
         head = {"options": vars(options), "loops": format_loops(setting.loops), "layer_pass_ratio": ratio, "torch": torch.__version__}
         print(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=2))
@@ -237,8 +250,6 @@ def main() -> None:
         print(f"loops {format_loops(setting.loops)}, layer-pass ratio {ratio:.3f}, {len(prompts)} prompts, batch {setting.batch_size}")
         for result in results:
             print(text(result))
-    for worker in _workers.values():
-        worker.kill()
     if options.check and (missed := missed_targets(results)):
         sys.exit("; ".join(missed))
 
@@ -250,6 +261,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="GSM8K's test.jsonl")
     parser.add_argument("--loops", default=None, help="in the notation (default: a fifth of the layers, in the middle, twice)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), help="what is measured (default: both)")
     parser.add_argument("--vllm-python", help="an interpreter with vllm, e.g. .venv-vllm/bin/python")
     parser.add_argument("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
     parser.add_argument("--device", default="cpu")
@@ -303,20 +315,22 @@ def measure(setting: Setting, prompts: Prompts, options: argparse.Namespace, lay
 
     for repeat in range(-1, options.repeats):  # the first warms up
         for name in options.engines[:: -1 if repeat % 2 else 1]:
-            try:
-                if not any("answers" in reason for reason in reasons[name]):
-                    what = "answers"
-                    seconds, lengths = timed(name, prompts, options.budget, False, True)
-                    if repeat >= 0:
-                        speeds[name].append(sum(lengths) / seconds)
-                if not any("slowdown" in reason for reason in reasons[name]):
-                    what = "slowdown"
-                    plain, _ = timed(name, some, options.tokens, False, False)
-                    looped, _ = timed(name, some, options.tokens, True, False)
-                    if repeat >= 0:
-                        slowdowns[name].append(looped / plain)
-            except Unavailable as error:
-                reasons[name].append(f"{what}: {error}")
+            for what in options.figures:
+                if any(reason.startswith(what) for reason in reasons[name]):
+                    continue
+                try:
+                    if what == "answers":
+                        seconds, lengths = timed(name, prompts, options.budget, False, True)
+                        found, value = speeds, sum(lengths) / seconds
+                    else:
+                        plain, _ = timed(name, some, options.tokens, False, False)
+                        looped, _ = timed(name, some, options.tokens, True, False)
+                        found, value = slowdowns, looped / plain
+                except Unavailable as error:
+                    reasons[name].append(f"{what}: {error}")
+                    continue
+                if repeat >= 0:
+                    found[name].append(value)
         print(f"repeat {repeat + 1} of {options.repeats} done", file=sys.stderr, flush=True)
     base = speeds.get(HUGGING_FACE) or []
     return [

@@ -1,11 +1,14 @@
-"""vLLM in a process and an environment of its own, asked by lines of JSON."""
+"""vLLM in processes and an environment of its own, asked by lines of JSON; stopped while it is not asked, for it spins as it waits."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,13 @@ if head["looped"] and not any(one.name == "loopwise" for one in entry_points(gro
     tell({"error": "loopwise is not installed in vLLM's environment, so its plugin for loops is missing"})
     sys.exit()
 from vllm import LLM, SamplingParams
-llm = LLM(model=head["folder"], dtype=head["dtype"], max_num_seqs=head["batch_size"], max_model_len=head["positions"])
+llm = LLM(
+    model=head["folder"],
+    dtype=head["dtype"],
+    max_num_seqs=head["batch_size"],
+    max_model_len=head["positions"],
+    kv_cache_memory_bytes=head["cache_bytes"],  # else it takes a share of the whole machine's memory, which others may have
+)
 tell("ready")
 for line in sys.stdin:
     asked = json.loads(line)
@@ -44,7 +53,7 @@ def start(python: str, folder: Path, loops: Sequence[Loop], head: dict[str, Any]
     """Load a model with loops, served by this package's plugin from a folder with a sidecar, or without.
 
     Args:
-        head: dtype, batch_size and positions, as the worker reads them.
+        head: dtype, batch_size, positions and cache_bytes, as the worker reads them.
 
     Raises:
         WorkerError: it does not load.
@@ -53,7 +62,8 @@ def start(python: str, folder: Path, loops: Sequence[Loop], head: dict[str, Any]
     if loops:
         served = Path(tempfile.mkdtemp(prefix="loopwise-engines-")) / "looped"
         insert_on_disk(str(folder), loops, served)
-    worker = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # A group of its own in this session: should this process be killed, the system wakes the stopped ones up to end.
+    worker = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
     ask(worker, {**head, "folder": str(served), "looped": bool(loops)})
     return worker
 
@@ -65,6 +75,8 @@ def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
         WorkerError: the worker's own reason, or its end.
     """
     assert worker.stdin is not None and worker.stdout is not None
+    if worker.poll() is None:
+        os.killpg(worker.pid, signal.SIGCONT)
     try:
         worker.stdin.write(json.dumps(request) + "\n")
         worker.stdin.flush()
@@ -76,4 +88,14 @@ def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
                 return answer
     except BrokenPipeError:
         pass
+    finally:
+        if worker.poll() is None:
+            os.killpg(worker.pid, signal.SIGSTOP)
     raise WorkerError("vLLM's process ended; its own messages say why")
+
+
+def end(worker: subprocess.Popen[str]) -> None:
+    """Kill it with all its processes."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()

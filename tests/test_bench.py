@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -270,6 +271,14 @@ def test_engines_are_compared(engines: Any, monkeypatch: pytest.MonkeyPatch, cap
     assert vllm["tokens_per_second"] is None and vllm["reasons"] == [f"answers: {reason}", f"slowdown: {reason}"]
 
 
+def test_one_figure_alone_is_measured(engines: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for named, missing in (("slowdown", "tokens_per_second"), ("answers", "slowdown")):
+        run(engines, monkeypatch, "--engines", "own eager", "vLLM", "--figures", named, "--json")
+        ours, vllm = json.loads(capsys.readouterr().out)["results"]
+        assert ours[missing] is None and len([one for one in ours.values() if isinstance(one, dict)]) == (2 if named == "slowdown" else 1)
+        assert [reason.partition(":")[0] for reason in vllm["reasons"]] == [named]
+
+
 def test_every_engine_writes_the_same_tokens(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["engines.py", "--random", "--prompts", "5", "--batch", "2"])
     setting, prompts = engines.prepare(engines.parse_options())
@@ -309,6 +318,7 @@ class SamplingParams(Some):
 
 class LLM:
     def __init__(self, model, **options):
+        assert options["kv_cache_memory_bytes"] > 0
         self.looped = model.endswith("looped")
         print("[noise]", options["dtype"], flush=True)
 
@@ -337,6 +347,8 @@ def test_vllm_runs_in_processes_of_its_own(plugin: bool, engines: Any, tmp_path:
     try:
         assert engines.vllm(setting, some, 7, False, False) == [7, 7, 7]
         assert engines.vllm(setting, some, 7, False, True) == [2, 2, 2]
+        stopped = os.waitpid(engines._workers[False].pid, os.WUNTRACED)[1]
+        assert os.WIFSTOPPED(stopped), "it would spin while others are timed"
         if plugin:
             assert engines.vllm(setting, some, 7, True, False) == [8, 8, 8]
         else:
@@ -344,7 +356,8 @@ def test_vllm_runs_in_processes_of_its_own(plugin: bool, engines: Any, tmp_path:
                 engines.vllm(setting, some, 7, True, False)
     finally:
         for worker in engines._workers.values():
-            worker.kill()
+            engines.end(worker)
+            assert worker.returncode is not None
 
 
 def test_missed_targets_are_said(engines: Any) -> None:

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from data import data_dir
+from loopwise.decoding import Completion, DecodingRule
+from loopwise.evaluation.answering import Answering, Batching, Row
 from loopwise.tasks import Item, TaskError, bfcl, task_named
 from loopwise.tasks.bfcl_calls import Call, CallsError, parse_calls
 from loopwise.tasks.bfcl_check import call_matches, calls_match, standard, value_matches
 from loopwise.tasks.bfcl_prompts import HINT
+from tiny import tiny_model, tiny_tokenizer
 
 TASK = task_named("bfcl_v3")
 
@@ -224,11 +227,26 @@ def test_nothing_that_a_model_writes_is_run(tmp_path: Path):
     assert not file.exists()
 
 
-def test_the_answer_that_budget_forcing_opened_is_what_follows_the_opener():
+def test_only_what_budget_forcing_opened_begins_at_the_opener():
     item = items_of("simple")[0]
     text = f"Let me think about [this], which{TASK.answer_opener}{written(right_calls(item))[1:]}"
-    assert TASK.grade(item, text).correct
-    assert not TASK.grade(item, text.replace(TASK.answer_opener, "\n[")).correct, "the leaderboard wants nothing else in an answer"
+    assert TASK.grade(item, text, forced=True).correct
+    assert not TASK.grade(item, text).correct, "the leaderboard wants nothing else in an answer"
+    assert TASK.grade(item, f"<think>{text}</think>\n{written(right_calls(item))}", forced=True).correct
+    nothing = items_of("irrelevance")[0]
+    assert not TASK.grade(nothing, text, forced=True).correct and TASK.grade(nothing, text).correct
+
+
+def test_a_record_knows_whether_the_opener_was_forced():
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    answering = Answering(model, tokenizer, TASK, DecodingRule(), 64, 0, Batching(1, False, "eager"))
+    item = items_of("simple")[0]
+    text = f"So:{TASK.answer_opener}{written(right_calls(item))[1:]}"
+    ended: dict[str, Any] = {"token_ids": (1, 2), "prompt_tokens": 1, "generated_tokens": 2, "finished": True, "seconds": 1.0}
+    for forced in (0, 1):
+        rest: dict[str, Any] = {"forced_tokens": forced, "forced_mask": (forced > 0, False), "stop_reason": "forced" if forced else "end"}
+        record = answering.graded(Row(item, (1,), 0), Completion(text=text, **ended, **rest))
+        assert record.correct == (forced > 0) and record.forced_tokens == forced
 
 
 def test_a_long_answer_is_cut_and_strange_values_are_written():

@@ -233,7 +233,7 @@ def test_every_reference_solution_passes(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_that_returns_nothing_fails_everywhere(name: str):
     task = allowed(name)
-    items = task.load(data_dir())
+    items = task.load(data_dir())[::3]
 
     def nothing(item: Item) -> str:
         function = item.extra["entry_point"] if name == "humaneval" else item.extra["called"][0]
@@ -342,8 +342,8 @@ def test_the_embedded_model_answers_real_rows(name: str):
         model, tokenizer = load("smollm2", loops="none")
     except ModelError as error:
         pytest.skip(str(error))
-    run = loopwise.evaluate(model, tokenizer, name, data=data_dir(), limit=4, budget_tokens=192, allow_code_execution=True)
-    assert len(run.records) == 4 and all(record.rule in CODE_RULES for record in run.records)
+    run = loopwise.evaluate(model, tokenizer, name, data=data_dir(), limit=2, budget_tokens=96, allow_code_execution=True)
+    assert len(run.records) == 2 and all(record.rule in CODE_RULES for record in run.records)
     assert any("def " in (record.text or "") for record in run.records)
 
 

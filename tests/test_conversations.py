@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import loopwise
+from like_vllm import save_ending_early, start_like_vllm
 from loopwise.cost import answer_flops, read_shape
 from loopwise.decoding import DecodingRule, generate, read_chat
 from loopwise.evaluation import check_conversations, check_parity, items_hash
+from loopwise.models import load
 from loopwise.protocol import Bootstrap, TrialError, compare, judge
 from loopwise.recipes.own_traces import OwnTraces, make_own_traces
 from loopwise.recipes.set_estimate import estimate_set
@@ -269,12 +271,47 @@ def test_how_a_conversation_goes_on_is_part_of_what_is_asked() -> None:
     assert items_hash(model, TOKENIZER, task, items(3)) != items_hash(model, TOKENIZER, task, one)
 
 
-@pytest.mark.parametrize("engine", ["static", "compiled", "vllm"])
+@pytest.mark.parametrize("engine", ["static", "compiled"])
 def test_engines_for_prompts_known_beforehand_are_refused(engine: Any, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=f"engine '{engine}' is set up for prompts known beforehand.*use eager"):
+    with pytest.raises(TaskError, match=f"engine '{engine}' is set up for prompts known beforehand.*use eager or vllm"):
         held_by(looped(), talk_task(), out=tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
     check_conversations(TASKS["gsm8k"], engine)
+
+
+@pytest.mark.parametrize("rule", [DecodingRule(), DecodingRule(budget_forcing=True, reserve_tokens=4)])
+def test_vllm_holds_the_own_engines_conversations(rule: DecodingRule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = start_like_vllm(monkeypatch)
+    model, task, out = load(save_ending_early(tmp_path / "model"), loops=LOOPS).model, talk_task(), tmp_path / "run"
+    own = held_by(model, task, rule=rule)
+    run = held_by(model, task, rule=rule, engine="vllm", parity=None, out=out)
+    assert alike(run) == alike(own) and len({len(record.extra["rounds"]) for record in run.records}) > 1
+    assert [engine.max_tokens for engine in started] == [model.config.max_position_embeddings], "prompts grow"
+    file = out / "records.jsonl"
+    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:2]))
+    assert alike(held_by(model, task, rule=rule, engine="vllm", parity=None, out=out)) == alike(own)
+
+
+def test_vllm_is_not_started_for_conversations_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = start_like_vllm(monkeypatch)
+    model = load(save_ending_early(tmp_path / "model"), loops=LOOPS).model
+    monkeypatch.setattr("loopwise.evaluation.conversations.num_positions", lambda model: None)
+    with pytest.raises(TaskError, match=r"talk: its conversations grow, and LlamaForCausalLM names no number of positions.*use eager"):
+        held_by(model, talk_task(), engine="vllm", parity=None)
+    assert not started
+
+
+def test_a_trial_of_conversations_by_vllm_is_that_of_the_own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_like_vllm(monkeypatch)
+    folder = save_ending_early(tmp_path / "model")
+    monkeypatch.setitem(TASKS, "talk", talk_task())
+    found = []
+    engines: tuple[Any, ...] = ("eager", "vllm")
+    for engine in engines:
+        settings = TrialSettings(batch_size=3, engine=engine)
+        trial(folder, loops=LOOPS, tasks=("talk",), budgets=(12, 20), out=tmp_path / engine, settings=settings)
+        found.append({path.parent.name: alike(read_run(path.parent)) for path in (tmp_path / engine).rglob("records.jsonl")})
+    assert found[0] == found[1] and len(found[0]) >= 4
 
 
 def test_a_conversation_is_generated_in_the_open() -> None:

@@ -153,7 +153,7 @@ class Answering:
         )
 
     def graded(self, row: Row, completion: Completion) -> Record:
-        grade = self.task.grade(row.item, self.whole_text(row.item.prompt, completion))
+        grade = self.task.grade(row.item, self.whole_text(row.item.prompt, completion), forced=completion.forced_tokens > 0)
         return self.record(
             row,
             correct=grade.correct,

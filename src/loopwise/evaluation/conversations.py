@@ -1,7 +1,7 @@
 """Conversations between a model and a task: a group advances together, one answer a round for each that is not over.
 
-Every round reads each conversation from its beginning, so its tokens and FLOPs are those of all prompts and answers; no cache is kept
-from one round to the next.
+Every round asks each conversation from its beginning, so its tokens and FLOPs are those of all prompts and answers. The own engine keeps
+no cache from one round to the next; vLLM does, in its prefix cache.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ..records import Record
 from ..tasks import Conversation, Task, TaskError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .answering import Answering, Row
 
 BROKEN_OFF = "context"
@@ -45,10 +47,25 @@ def check_conversations(task: Task, engine: str) -> None:
     """Refuse an engine that cannot hold conversations, before anything runs.
 
     Raises:
-        TaskError: an engine of fixed shapes, or vLLM, which is started for the longest prompt that is known beforehand.
+        TaskError: an engine of fixed shapes.
     """
-    if task.begin is not None and engine != "eager":
-        raise TaskError(f"engine {engine!r} is set up for prompts known beforehand, and those of {task.name} grow; use eager")
+    if task.begin is not None and engine not in ("eager", "vllm"):
+        raise TaskError(f"engine {engine!r} is set up for prompts known beforehand, and those of {task.name} grow; use eager or vllm")
+
+
+def longest_tokens(task: Task, model: PreTrainedModel, prompts: Sequence[Sequence[int]], budget_tokens: int) -> int:
+    """Tokens of the longest sequence, prompt and answer, that a task may ask for; of conversations all that the model has positions for.
+
+    Raises:
+        TaskError: conversations with a model that names no number of positions.
+    """
+    if task.begin is None:
+        return max(map(len, prompts)) + budget_tokens
+    if (positions := num_positions(model)) is None:
+        raise TaskError(
+            f"{task.name}: its conversations grow, and {type(model).__name__} names no number of positions to start vLLM for; use eager"
+        )
+    return positions
 
 
 def hold(answering: Answering, batch: Sequence[Row], add: Callable[[Record], None], report: Callable[[float], None]) -> None:

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from ..decoding import ENGINES, DecodingError, DecodingRule, Engine, check_static
 from ..models import Source, source_of
 from ..serving import EngineGap, ServingError, VllmEngine, VllmHost, check_temperature, check_vllm, measure_gap
+from ..tasks import Task
+from .conversations import longest_tokens
 from .parity import NEW_TOKENS, Parity, ParityError, check_parity, choose_prompts
 
 EvaluationEngine = Engine | Literal["vllm"]
@@ -50,17 +52,21 @@ def check_vllm_way(sources: Sequence[Source], *, temperature: float = 0.0, fixed
         check_vllm(source)
 
 
-def start_vllm(host: VllmHost, model: PreTrainedModel, prompts: Sequence[Sequence[int]], budget_tokens: int, rows: int) -> VllmEngine:
-    """The engine of these prompts and budget.
+def start_vllm(
+    host: VllmHost, model: PreTrainedModel, task: Task, prompts: Sequence[Sequence[int]], budget_tokens: int, rows: int
+) -> VllmEngine:
+    """The engine of a task's prompts and budget.
 
     Raises:
         ModelError, ServingError: as `VllmHost.on`.
+        TaskError: as `longest_tokens`.
     """
-    return host.on(model, max_tokens=max(map(len, prompts)) + budget_tokens, max_rows=rows)
+    return host.on(model, max_tokens=longest_tokens(task, model, prompts, budget_tokens), max_rows=rows)
 
 
 def make_ready(
     model: PreTrainedModel,
+    task: Task,
     prompts: Sequence[Sequence[int]],
     budget_tokens: int,
     rows: int,
@@ -70,10 +76,10 @@ def make_ready(
     """What decodes, vLLM where a host is given, and the check of it.
 
     Raises:
-        ModelError, ServingError, ParityError: as `start_vllm` and `check_decoding`.
+        ModelError, ServingError, TaskError, ParityError: as `start_vllm` and `check_decoding`.
     """
     made = check() if callable(check) else check  # first: it may start vLLM for longer sequences
-    vllm = start_vllm(host, model, prompts, budget_tokens, rows) if host else None
+    vllm = start_vllm(host, model, task, prompts, budget_tokens, rows) if host else None
     return vllm, made or check_decoding(model, prompts, vllm)
 
 

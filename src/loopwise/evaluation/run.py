@@ -139,7 +139,7 @@ def evaluate(
         if spread.first_says(not {row.key(task, seed) for row in rows} <= {record.key for record in there}):
             if engine == "vllm" and host is None:
                 host = stack.enter_context(VllmHost())
-            vllm, checked = make_ready(model, prompts, budget, batch_size, parity, host if engine == "vllm" else None)
+            vllm, checked = make_ready(model, task, prompts, budget, batch_size, parity, host if engine == "vllm" else None)
             header["parity"] = parity_json(checked)
         answering = Answering(model, tokenizer, task, rule, budget, seed, Batching(batch_size, fixed_rows, engine), vllm)
         spread.agree(header)

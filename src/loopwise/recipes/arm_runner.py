@@ -126,7 +126,7 @@ class ArmRunner:
                 prompts = [chat.encode(item.prompt, thinking=thinking) for item in asked]
             vllm = None
             if self.settings.engine == "vllm" and task.kind == "generate":
-                vllm = start_vllm(self.host, model, prompts, self.most_tokens(task), self.plan.batch_size)
+                vllm = start_vllm(self.host, model, task, prompts, self.most_tokens(task), self.plan.batch_size)
             self.parities[key] = check_decoding(model, prompts, vllm)
             if self.progress:
                 self.progress(label, 1.0, 1.0)

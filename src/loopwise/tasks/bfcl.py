@@ -186,7 +186,7 @@ def grade(item: Item, text: str) -> Grade:
     category = item.extra["subtask"]
     language, parse = LANGUAGES.get(category, (PYTHON, parse_calls))
     try:
-        calls: tuple[Call, ...] | None = parse(part.rpartition(OPENER)[2])
+        calls: tuple[Call, ...] | None = parse(part)
     except CallsError:
         calls = None
     answer = None if calls is None else shown(calls)
@@ -217,6 +217,7 @@ BFCL = Task(
     thinking_budget_tokens=4096,
     reserve_tokens=512,
     answer_opener=OPENER + "[",
+    forced_cut=OPENER,
     from_templates=True,
     loader=partial(load, categories=CATEGORIES),
     grader=grade,

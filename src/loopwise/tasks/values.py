@@ -93,6 +93,8 @@ class Task:
     """The token budget in thinking mode; None where the task names none."""
     answer_opener: str
     """What budget forcing inserts to open the final answer of a model without thinking tags, or what stands before the letter."""
+    forced_cut: str | None = None
+    """Where budget forcing inserted something, the answer begins after the last of this text; None where the whole is read either way."""
     splits: tuple[str, ...] = ("test",)
     samples: int = 1
     """Answers per item where nobody asks for another number, averaged per item; the same in both arms of a pair."""
@@ -144,8 +146,8 @@ class Task:
             raise TaskError(f"limit is {limit}; give at least 1 item, or none for all")
         return self.loader(None if data is None else Path(data), limit, split)
 
-    def grade(self, item: Item, text: str) -> Grade:
-        """Judge a whole answer text, thinking included.
+    def grade(self, item: Item, text: str, *, forced: bool = False) -> Grade:
+        """Judge a whole answer text, thinking included; ``forced``: budget forcing inserted something in it.
 
         A chat template that opens the thinking inside the prompt leaves no opening tag in the answer: put it back in front of
         ``text``, or an unfinished thought would be read as the answer.
@@ -155,6 +157,8 @@ class Task:
         """
         if self.executes_code and not self.code_allowed:
             raise TaskError(self.refusal())
+        if forced and self.forced_cut is not None:
+            text = text.rpartition(self.forced_cut)[2]
         return self.grader(item, text)
 
     def refusal(self) -> str:
