@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,32 @@ def test_a_host_keeps_its_engine_while_model_loops_and_room_stay(folder: Path, s
         assert ask(budget=30, batch_size=9) == 5, "what was asked for once has room from then on"
         assert started[-1].llm.running
     assert not started[-1].llm.running and started[-1].max_tokens == started[2].max_tokens
+
+
+def test_a_start_that_failed_leaves_nothing_to_the_next(folder: Path, started: list[VllmEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    works = sys.modules["loopwise.serving.host"].load_engine
+
+    def fails(name: Any, **more: Any) -> Any:
+        folders.append(Path(os.environ["VLLM_RPC_BASE_PATH"]))
+        assert folders[-1].is_dir()
+        if more["max_tokens"] > 100:
+            raise RuntimeError("no room")
+        return works(name, **more)
+
+    folders: list[Path] = []
+    monkeypatch.setattr("loopwise.serving.host.load_engine", fails)
+    host, model = VllmHost(), load(folder, loops=LOOPS).model
+    with pytest.raises(RuntimeError, match="no room"):
+        host.on(model, max_tokens=101, max_rows=2)
+    assert "VLLM_RPC_BASE_PATH" not in os.environ and not folders[0].exists()
+    assert host.on(model, max_tokens=50, max_rows=2).max_tokens == 50, "what failed is not asked for again"
+    shutil.rmtree(folders[-1])  # as of a host that nobody stopped
+    with VllmHost() as other:
+        host.stop()
+        other.on(model, max_tokens=50, max_rows=2)
+        assert folders[-1].is_dir() and folders[-1] != folders[-2]
+    assert "VLLM_RPC_BASE_PATH" not in os.environ and not folders[-1].exists()
 
 
 def test_another_checkpoint_in_the_same_folder_starts_another_engine(folder: Path, started: list[VllmEngine]) -> None:

@@ -89,30 +89,35 @@ class VllmHost:
         if self._engine is None or wanted != self._runs or self._tokens < max_tokens or self._rows < max_rows:
             self.stop()
             # What was asked for once is likely to be asked for again, and a start takes longer than a larger one.
-            self._tokens, self._rows = max(self._tokens, max_tokens), max(self._rows, max_rows)
-            self._engine, self._runs = self._start(model, source), wanted
+            tokens, rows = max(self._tokens, max_tokens), max(self._rows, max_rows)
+            try:
+                self._engine = self._start(model, source, tokens, rows)
+            except BaseException:
+                self.stop()  # the folder of its sockets
+                raise
+            self._runs, self._tokens, self._rows = wanted, tokens, rows
         return self._engine
 
     def stop(self) -> None:
         """End the engine's processes and free its memory."""
-        if self._engine is None:
-            return
-        from vllm.distributed import cleanup_dist_env_and_memory
+        if self._engine is not None:
+            from vllm.distributed import cleanup_dist_env_and_memory
 
-        self._engine.llm.llm_engine.engine_core.shutdown()
-        self._engine = None
-        gc.collect()
-        cleanup_dist_env_and_memory()
-        multiprocessing.active_children()  # takes leave of those that ended
+            self._engine.llm.llm_engine.engine_core.shutdown()
+            self._engine = None
+            gc.collect()
+            cleanup_dist_env_and_memory()
+            multiprocessing.active_children()  # takes leave of those that ended
         if self._sockets is not None:
+            if os.environ.get(_SOCKETS) == self._sockets.name:
+                del os.environ[_SOCKETS]
             self._sockets.cleanup()
             self._sockets = None
-            os.environ.pop(_SOCKETS, None)
 
-    def _start(self, model: PreTrainedModel, source: Source) -> VllmEngine:
+    def _start(self, model: PreTrainedModel, source: Source, max_tokens: int, max_rows: int) -> VllmEngine:
         vllm_version()
         os.environ[ENDS_WITH_PARENT] = "1"
-        if _SOCKETS not in os.environ:
+        if not os.path.isdir(os.environ.get(_SOCKETS, "")):  # the name may be of a host that was dropped without a stop
             self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
             os.environ[_SOCKETS] = self._sockets.name
         on_card = model.device.type == "cuda"
@@ -121,8 +126,8 @@ class VllmHost:
             source.folder,
             loops=loops_of(model),
             dtype=next(name for name, full in DTYPES.items() if full == dtype),
-            max_tokens=self._tokens,
-            max_rows=self._rows,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
             cache_bytes=self._cache_bytes,
             eager=not on_card if self._eager is None else self._eager,
             settings=self._settings,
