@@ -27,6 +27,11 @@ def is_packed(linear: nn.Module) -> bool:
     return "forward" in vars(linear)
 
 
+@pytest.fixture(autouse=True)
+def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+
 @pytest.mark.parametrize("shape", [(3, 1, 24), (2, 9, 24), (1, 24), (64, 24)])
 def test_products_are_those_of_the_layer(shape: tuple[int, ...]) -> None:
     model, inputs = layers(), torch.randn(*shape)
@@ -42,21 +47,34 @@ def test_products_are_those_of_the_layer(shape: tuple[int, ...]) -> None:
 
 def test_the_benchmark_runs() -> None:
     script = Path(__file__).resolve().parents[1] / "benchmarks" / "packed_linear.py"
-    command = [sys.executable, str(script), "--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1"]
+    command = [sys.executable, str(script), "--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1", "--between", "9999"]
     environment = os.environ | {"PYTHONPATH": str(script.parents[1] / "src")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].split()[:2] == ["64x32", "2"]
 
 
-def test_one_row_is_left_to_the_layer() -> None:
+def test_a_row_alone_is_packed_where_threads_spin_or_the_weight_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = layers(), torch.randn(1, 1, 24)
-    with torch.inference_mode():
-        want = model(inputs)
-        with packed_weights(model, 1):
-            assert not any(map(is_packed, model))
-        with packed_weights(model, 2):
-            assert torch.equal(model(inputs), want)
+
+    def with_one_row(policy: str | None) -> list[bool]:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if policy is not None:
+            monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        with torch.inference_mode():
+            want = model(inputs)
+            with packed_weights(model, 1):
+                torch.testing.assert_close(model(inputs), want, rtol=1e-5, atol=1e-5)
+                found = list(map(is_packed, model))
+            with packed_weights(model, 2):
+                assert all(map(is_packed, model))
+                assert policy != "passive" or torch.equal(model[0](inputs), nn.functional.linear(inputs, model[0].weight, model[0].bias))
+        return found
+
+    assert with_one_row(None) == with_one_row("ACTIVE") == [True, True]
+    assert with_one_row("passive") == [False, False]
+    monkeypatch.setattr(packed, "LARGE_BYTES", 4 * 40 * 24)
+    assert with_one_row("PASSIVE") == [True, False]
 
 
 def test_what_cannot_be_packed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def generate(
     num_columns = max(longest_prompt_tokens, *(len(row.prompt) for row in planned)) + budget_tokens
     waiting = deque(planned)
     done: dict[int, Completion] = {}
-    with evaluating(model, inference=engine == "eager"), packed_weights(model, min(batch_size, len(planned)) if engine == "eager" else 1):
+    with evaluating(model, inference=engine == "eager"), packed_weights(model, min(batch_size, len(planned)) if engine == "eager" else 0):
         while waiting:
             rows = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
             batch = _open_batch(model, [row.prompt for row in rows], engine, (batch_size, num_columns), budget_tokens, script.chat.pad_id)

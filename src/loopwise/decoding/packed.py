@@ -7,6 +7,7 @@ A packed copy takes the memory of the weights once more, and is made only where 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +17,9 @@ from torch.nn import functional
 
 from ..models import free_memory_bytes
 
-FEWEST_ROWS = 2
-"""A single row is a product of matrix and vector, which is no faster packed."""
+LARGE_BYTES = 1 << 24
+"""Of a weight that is packed for a single row too where threads sleep while they wait. torch's own product with a single row runs on
+one thread and wakes none; where threads spin, all of them together are faster for every weight (``benchmarks/packed_linear.py``). A guess."""
 SHARE_OF_FREE = 0.25
 """Of the memory that is free, how much the copies may take. A guess: keys and values need the rest."""
 
@@ -26,15 +28,17 @@ SHARE_OF_FREE = 0.25
 def packed_weights(model: nn.Module, num_rows: int) -> Iterator[None]:
     """Products with fp32 weights of linear layers on a CPU by oneDNN from packed copies, which are gone afterwards.
 
-    Nothing changes for other types of layers (quantized, adapted, parametrized), other devices and dtypes, batches of one row, where
-    torch lacks the two operators, and where memory is short. Results are those of ``nn.Linear`` to rounding.
+    Nothing changes for other types of layers (quantized, adapted, parametrized), other devices and dtypes, where torch lacks the two
+    operators, where memory is short, and for single rows where it does not pay (`LARGE_BYTES`). Results are those of ``nn.Linear`` to
+    rounding.
 
     Args:
-        num_rows: of a decode step.
+        num_rows: of a decode step; 0 packs nothing.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
     linears = [one for one in linears if one.weight.device.type == "cpu" and one.weight.dtype == torch.float32]
-    if num_rows < FEWEST_ROWS or not linears or not _can_pack() or not _fits(linears):
+    linears = [one for one in linears if num_rows >= _fewest_rows(one)]
+    if not linears or not _can_pack() or not _fits(linears):
         yield
         return
     try:
@@ -51,13 +55,19 @@ class _Packed:
 
     def __init__(self, linear: nn.Linear, num_rows: int) -> None:
         self.weight, self.bias = linear.weight, linear.bias
+        self.fewest_rows = _fewest_rows(linear)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, num_rows)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if inputs.numel() < FEWEST_ROWS * inputs.shape[-1] or inputs.dtype != torch.float32:
+        if inputs.numel() < self.fewest_rows * inputs.shape[-1] or inputs.dtype != torch.float32:
             return functional.linear(inputs, self.weight, self.bias)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
         return product
+
+
+def _fewest_rows(linear: nn.Linear) -> int:
+    asleep = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    return 2 if asleep and 4 * linear.weight.numel() < LARGE_BYTES else 1
 
 
 def _can_pack() -> bool:

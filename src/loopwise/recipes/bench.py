@@ -144,7 +144,7 @@ class _Measuring:
         """The median time of a step at so many rows."""
         num_steps = num_steps or self.settings.num_steps
         times = []
-        with packed_weights(self.model, batch_size if self.settings.engine == "eager" else 1):  # as `generate` does
+        with packed_weights(self.model, batch_size if self.settings.engine == "eager" else 0):  # as `generate` does
             batch, logits = self.open(batch_size)
             for _ in range(WARM_STEPS + num_steps):
                 started = time.perf_counter()
