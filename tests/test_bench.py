@@ -46,6 +46,8 @@ def test_a_step_is_bound_by_what_explains_its_time() -> None:
     assert bound_of(1.2, 100.0, 500.0, rates).regime == "bandwidth"
     assert bound_of(1.2, 50.0, 1000.0, rates).regime == "compute"
     assert bound_of(2.1, 100.0, 500.0, rates).regime == "launch"
+    for single, regime in ((1.1, "launch"), (1.0, "bandwidth")):  # of 2.1 seconds, starting kernels takes at most these
+        assert bound_of(2.1, 100.0, 500.0, rates, single_row_seconds=single).regime == regime
     found = bound_of(1.2, 100.0, 500.0, rates)
     assert (found.seconds, found.bandwidth_seconds, found.compute_seconds) == (1.2, 1.0, 0.5)
 

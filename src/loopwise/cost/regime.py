@@ -14,8 +14,8 @@ from .shape import ModelShape
 
 Regime = Literal["launch", "bandwidth", "compute"]
 LAUNCH_FACTOR = 2.0
-"""A step that takes longer than so many times what its bytes and its arithmetic need is bound by neither. A guess: well-written
-kernels reach more than half of what a large copy or a large product reaches."""
+"""A step that takes longer than so many times what its bytes and its arithmetic need is bound by neither, unless a single row's step is
+that much shorter. A guess: well-written kernels reach more than half of what a large copy or a large product reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,12 @@ def step_flops(shape: ModelShape, loops: Iterable[Loop], *, batch_size: int, con
     return batch_size * cost_of(shape, loops, context_tokens=context_tokens).flops_per_token
 
 
-def bound_of(seconds: float, num_bytes: float, flops: float, rates: Rates) -> StepBound:
+def bound_of(seconds: float, num_bytes: float, flops: float, rates: Rates, *, single_row_seconds: float | None = None) -> StepBound:
     """What bounds a step of ``seconds`` that moves ``num_bytes`` and computes ``flops``.
+
+    Args:
+        single_row_seconds: of a step with one row. It starts as many kernels as one with more rows, so starting them takes no longer than
+            that: a step of many rows that takes far longer is not launch-bound, however slow its kernels are.
 
     Raises:
         CostError: a step without time.
@@ -74,6 +78,7 @@ def bound_of(seconds: float, num_bytes: float, flops: float, rates: Rates) -> St
         raise CostError(f"a step of {seconds} seconds; measure it again")
     bandwidth, compute = num_bytes / rates.bytes_per_second, flops / rates.flops_per_second
     regime: Regime = "bandwidth" if bandwidth >= compute else "compute"
-    if seconds > LAUNCH_FACTOR * max(bandwidth, compute):
+    may_be_launch = single_row_seconds is None or seconds <= LAUNCH_FACTOR * single_row_seconds
+    if may_be_launch and seconds > LAUNCH_FACTOR * max(bandwidth, compute):
         regime = "launch"
     return StepBound(regime=regime, seconds=seconds, bandwidth_seconds=bandwidth, compute_seconds=compute)

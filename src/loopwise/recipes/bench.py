@@ -186,7 +186,8 @@ class _Measuring:
 
         def bound(seconds: float, rows: int) -> StepBound:
             moved = step_bytes(self.shape, loops, batch_size=rows, context_tokens=context, dtype_bytes=self.dtype_bytes)
-            return bound_of(seconds, moved, step_flops(self.shape, loops, batch_size=rows, context_tokens=context), self.rates)
+            flops = step_flops(self.shape, loops, batch_size=rows, context_tokens=context)
+            return bound_of(seconds, moved, flops, self.rates, single_row_seconds=statistics.median(latency))
 
         return ArmBench(
             arm=arm,
