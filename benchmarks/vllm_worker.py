@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -58,13 +59,21 @@ def start(python: str, folder: Path, loops: Sequence[Loop], head: dict[str, Any]
     Raises:
         WorkerError: it does not load.
     """
-    served = folder
+    served, made = folder, None
     if loops:
-        served = Path(tempfile.mkdtemp(prefix="loopwise-engines-")) / "looped"
+        made = tempfile.mkdtemp(prefix="loopwise-engines-")
+        served = Path(made) / "looped"
         insert_on_disk(str(folder), loops, served)
     # A group of its own in this session: should this process be killed, the system wakes the stopped ones up to end.
     worker = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
-    ask(worker, {**head, "folder": str(served), "looped": bool(loops)})
+    try:
+        ask(worker, {**head, "folder": str(served), "looped": bool(loops)})
+    except BaseException:
+        end(worker)
+        raise
+    finally:
+        if made is not None:
+            shutil.rmtree(made)  # it is read
     return worker
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -343,6 +344,8 @@ def test_vllm_runs_in_processes_of_its_own(plugin: bool, engines: Any, tmp_path:
     python.chmod(0o755)
     monkeypatch.setattr(engines, "_workers", {})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    refused: list[Any] = []
+    monkeypatch.setattr(sys.modules["vllm_worker"], "end", lambda worker: (engines.end(worker), refused.append(worker)))
     model, folder = tiny_model("llama"), saved(tmp_path / "model")
     setting = engines.Setting(model, tiny_tokenizer(), folder, parse_loops("1:3 x2", 6), 2, str(python), 99)
     some = [(5, 6), (7,), (8, 9, 10)]
@@ -356,10 +359,12 @@ def test_vllm_runs_in_processes_of_its_own(plugin: bool, engines: Any, tmp_path:
         else:
             with pytest.raises(engines.Unavailable, match="its plugin for loops is missing"):
                 engines.vllm(setting, some, 7, True, False)
+        assert not list(tmp_path.glob("loopwise-engines-*")), "the looped folder is gone once it is read"
     finally:
         for worker in engines._workers.values():
             engines.end(worker)
             assert worker.returncode is not None
+    assert [worker.returncode for worker in refused] == ([] if plugin else [-signal.SIGKILL]), "nothing stays of one that did not load"
 
 
 def test_missed_targets_are_said(engines: Any) -> None:

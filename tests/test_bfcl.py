@@ -233,7 +233,11 @@ def test_only_what_budget_forcing_opened_begins_at_the_opener():
     assert TASK.grade(item, text, forced=True).correct
     assert not TASK.grade(item, text).correct, "the leaderboard wants nothing else in an answer"
     assert TASK.grade(item, f"<think>{text}</think>\n{written(right_calls(item))}", forced=True).correct
+    for closed in ("", "</think>"):  # a thought that never ended answers nothing, whatever was opened in it
+        thought = f"<think>a{TASK.answer_opener}{written(right_calls(item))[1:]}{closed}"
+        assert not TASK.grade(item, thought, forced=True).correct
     nothing = items_of("irrelevance")[0]
+    assert not TASK.grade(nothing, f"<think>still thinking{TASK.answer_opener}none of them fits", forced=True).correct
     assert not TASK.grade(nothing, text, forced=True).correct and TASK.grade(nothing, text).correct
 
 
@@ -242,11 +246,22 @@ def test_a_record_knows_whether_the_opener_was_forced():
     answering = Answering(model, tokenizer, TASK, DecodingRule(), 64, 0, Batching(1, False, "eager"))
     item = items_of("simple")[0]
     text = f"So:{TASK.answer_opener}{written(right_calls(item))[1:]}"
-    ended: dict[str, Any] = {"token_ids": (1, 2), "prompt_tokens": 1, "generated_tokens": 2, "finished": True, "seconds": 1.0}
-    for forced in (0, 1):
-        rest: dict[str, Any] = {"forced_tokens": forced, "forced_mask": (forced > 0, False), "stop_reason": "forced" if forced else "end"}
-        record = answering.graded(Row(item, (1,), 0), Completion(text=text, **ended, **rest))
-        assert record.correct == (forced > 0) and record.forced_tokens == forced
+    opener, closing = answering.chat.continuation(TASK.answer_opener), (3, 4, 5)
+    assert opener[: len(closing)] != closing
+    for forced, opened in ((opener, True), (closing, False), ((), False)):
+        done = Completion(
+            text=text,
+            token_ids=(9, *forced, 8),
+            prompt_tokens=1,
+            generated_tokens=len(forced) + 2,
+            forced_tokens=len(forced),
+            forced_mask=(False, *[True] * len(forced), False),
+            stop_reason="forced" if forced else "end",
+            finished=True,
+            seconds=1.0,
+        )
+        record = answering.graded(Row(item, (1,), 0), done)
+        assert record.correct == opened and record.forced_tokens == len(forced)
 
 
 def test_a_long_answer_is_cut_and_strange_values_are_written():

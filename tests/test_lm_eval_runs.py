@@ -29,7 +29,7 @@ from loopwise.protocol import TrialError, judge
 from loopwise.recipes.trial import trial
 from loopwise.recipes.trial_settings import TrialSettings
 from loopwise.records import RecordsError, Run, read_run
-from loopwise.tasks import LIKELIHOODS, SUITES, TaskError
+from loopwise.tasks import LIKELIHOODS, SUITES, Suite, SuiteTask, TaskError
 from parrot import char_tokenizer
 from tiny import tiny_model
 from unrolled import unrolled_model
@@ -483,9 +483,33 @@ def test_a_suite_runs_each_of_its_tasks(tmp_path: Path, capsys: pytest.CaptureFi
     assert [shown["tasks"][name]["accuracy_percent"] for name in names] == percents
 
 
+def test_a_suite_answers_nothing_where_one_of_its_prompts_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(json.dumps({"question": "word " * 9000, "answer": "1 #### 1"}))
+    write_rows(tmp_path, "arc_challenge")
+    tasks = tuple(SuiteTask(task=name) for name in ("ladder", "arc_challenge", "gsm8k"))
+    monkeypatch.setitem(SUITES, "short", Suite(source="here", tasks=tasks))
+    given = (str(saved(tmp_path / "model")), "--task", "short", "--data", str(tmp_path), "--budget", "9", "--out", str(tmp_path / "runs"))
+    with pytest.raises(SystemExit):
+        command(*given, "--limit", "1")
+    assert "and with the budget of 9 needs" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    monkeypatch.setitem(SUITES, "short", Suite(source="here", tasks=tasks[:2]))
+    command(*given, "--limit", "1")
+    assert [read_run(tmp_path / "runs" / name).header["budget_tokens"] for name in ("ladder", "arc_challenge")] == [9, 1]
+
+
 @pytest.mark.parametrize(
     ("task", "more", "message"),
     [
+        (
+            "arc_challenge",
+            ("--budget", "8"),
+            "--budget has no meaning with --task arc_challenge, which is answered by letters; leave it out",
+        ),
+        ("arc_challenge", ("--samples", "3"), "--samples has no meaning with --task arc_challenge"),
+        ("arc_challenge", ("--budget-forcing",), "--budget-forcing has no meaning with --task arc_challenge"),
         ("arloop-controlled", ("--budget", "8"), "--budget has no meaning with --task arloop-controlled"),
         ("lm-eval:piqa", ("--thinking",), "--thinking has no meaning with --task lm-eval:piqa, which decodes nothing; leave it out"),
         ("lm-eval:piqa", ("--temperature", "0.0"), "--temperature has no meaning"),

@@ -397,9 +397,24 @@ def test_options_and_written_answers_in_one_trial_are_refused_with_a_remedy(mode
     source = resolve(models[0])
     loops = resolve_loops(source, LOOPS)
     for names in (("ladder", "arc_challenge"), ("arc_challenge", "ladder")):
-        with pytest.raises(TrialError, match=r"arc_challenge is answered by options .* judge the runs together"):
-            plan_trial(source, loops, tasks_named(names), (), TrialSettings())
-    assert plan_trial(source, loops, tasks_named(("arc_challenge", "mmlu_pro")), (), TrialSettings()).tasks
+        for budgets in ((), (24, 48)):
+            with pytest.raises(TrialError, match=r"arc_challenge is answered by letters and ladder in words, .* judge the runs together"):
+                plan_trial(source, loops, tasks_named(names), budgets, TrialSettings())
+
+
+def test_options_by_letters_are_not_decoded(models: tuple[Path, Path]) -> None:
+    source = resolve(models[0])
+    loops = resolve_loops(source, LOOPS)
+    tasks = tasks_named(("arc_challenge", "mmlu_pro"))
+    arms = [arm for arm in plan_trial(source, loops, tasks, (), TrialSettings()).arms() if arm.applicable]
+    assert [arm.name for arm in arms] == ["looped-plain-1", "twin-plain-1"]
+    for budgets, settings, what in (
+        ((24, 48), TrialSettings(), "budgets"),
+        ((), TrialSettings(vote_samples=4), "votes"),
+        ((), TrialSettings(rules=("plain", "repetition-stop")), "the rule repetition-stop"),
+    ):
+        with pytest.raises(TrialError, match=f"arc_challenge is answered by letters and decodes nothing: {what} would do nothing"):
+            plan_trial(source, loops, tasks, budgets, settings)
 
 
 def test_a_probe_measures(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -269,4 +269,4 @@ def test_the_command_says_how_near_vllm_is(folder: Path, started: list[VllmEngin
     assert "leave --fixed-rows out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["evaluate", str(folder), "--task", "arc_challenge", "--engine", "vllm", "--out", str(out)])
-    assert "--engine vllm has nothing to decode with --task arc_challenge" in capsys.readouterr().err
+    assert "--engine has no meaning with --task arc_challenge, which is answered by letters" in capsys.readouterr().err

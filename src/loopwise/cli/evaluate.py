@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from ..records import Run
-from .console import Progress, UsageError, print_json, save_config
+from .console import Progress, print_json, save_config
 from .losses import EVALUATE_ONLY, LOSS_TASK, evaluate_loss_command, refuse_given
 from .ranks import refuse_ranks, together
-from .suites import DECODING, evaluate_suite_command, is_likelihood, parity_words, run_figures
+from .suites import DECODING, LETTERS_UNUSED, evaluate_suite_command, is_likelihood, parity_words, run_figures
 
 if TYPE_CHECKING:
+    from ..decoding import DecodingRule
     from ..evaluation import Ranks
     from ..models import Loaded
     from ..serving import VllmHost
+    from ..tasks import Task
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,21 @@ class Command:
         if ranks is None or ranks.rank == 0:
             self._print(run)
 
-    def evaluated(self, ranks: Ranks | None = None, loaded: Loaded | None = None, host: VllmHost | None = None) -> Run:
-        """Run the task; ``loaded`` is the model where it is loaded already, ``host`` keeps vLLM for the next task."""
-        refuse_given(self, EVALUATE_ONLY, f"is read by --task {LOSS_TASK} only; leave it out")
+    def asked(self) -> tuple[Task, DecodingRule, int]:
+        """The task, the rule and the budget of its answers.
+
+        Raises:
+            UsageError: options that would do nothing.
+            TaskError, DecodingError: a task, a rule or a budget that cannot be.
+        """
         if is_likelihood(self.task):
             refuse_given(self, DECODING, f"has no meaning with --task {self.task}, which decodes nothing; leave it out")
         from ..tasks import permit, task_named
 
         task = permit(task_named(self.task), self.allow_code_execution)
-        if self.engine == "vllm" and task.kind != "generate" and loaded is None:
-            raise UsageError(f"--engine vllm has nothing to decode with --task {task.name}, which is answered by options; leave it out")
-        if loaded is None:
-            task.load(self.data, self.limit)  # fails before a model is loaded
-        from ..evaluation import check_conversations, check_vllm_way, evaluate, task_budget_tokens, task_rule
-        from ..models import load, resolve
+        if task.kind == "letters":
+            refuse_given(self, LETTERS_UNUSED, f"has no meaning with --task {task.name}, which is answered by letters; leave it out")
+        from ..evaluation import check_conversations, task_budget_tokens, task_rule
 
         check_conversations(task, self.engine)
         rule = task_rule(
@@ -127,6 +130,17 @@ class Command:
         )
         budget = task_budget_tokens(task, thinking=rule.thinking) if self.budget is None else self.budget
         rule.check_budget(budget)
+        return task, rule, budget
+
+    def evaluated(self, ranks: Ranks | None = None, loaded: Loaded | None = None, host: VllmHost | None = None) -> Run:
+        """Run the task; ``loaded`` is the model where it is loaded already, ``host`` keeps vLLM for the next task."""
+        refuse_given(self, EVALUATE_ONLY, f"is read by --task {LOSS_TASK} only; leave it out")
+        task, rule, budget = self.asked()
+        if loaded is None:
+            task.load(self.data, self.limit)  # fails before a model is loaded
+        from ..evaluation import check_vllm_way, evaluate
+        from ..models import load, resolve
+
         if self.engine == "vllm" and loaded is None:
             num_ranks = ranks.size if ranks else 1
             check_vllm_way([resolve(self.model)], temperature=rule.temperature, fixed_rows=self.fixed_rows, num_ranks=num_ranks)

@@ -11,6 +11,7 @@ from .console import UsageError, print_json, table
 from .ranks import refuse_ranks
 
 if TYPE_CHECKING:
+    from ..tasks import Item
     from .evaluate import Command
 
 DECODING = (
@@ -27,6 +28,8 @@ DECODING = (
     "engine",
 )
 """Options of ``evaluate`` that say how answers are decoded: nothing for tasks of log-likelihoods."""
+LETTERS_UNUSED = tuple(name for name in DECODING if name != "thinking")
+"""Those that say nothing for tasks that are answered by letters; thinking mode changes their prompts."""
 
 
 def is_likelihood(task: str) -> bool:
@@ -40,6 +43,7 @@ def evaluate_suite_command(command: Command) -> None:
     Raises:
         UsageError: options for decoding, and no task that decodes.
         TaskError: a task whose rows are missing, or that runs code without permission, before the model is loaded.
+        DecodingError: a prompt of any task that the model has no positions for, before the first is answered.
     """
     refuse_ranks(f"--task {command.task}")
     from ..tasks import SUITES, permit, task_named
@@ -55,17 +59,28 @@ def evaluate_suite_command(command: Command) -> None:
 
         temperature = command.temperature or 0.0
         check_vllm_way([resolve(command.model)], temperature=temperature, fixed_rows=command.fixed_rows, num_ranks=1)
-    for task in [permit(task_named(name), command.allow_code_execution) for name in suite.names]:
-        task.load(command.data, command.limit)
+    commands: dict[str, Command] = {}
+    items: dict[str, Sequence[Item]] = {}
+    tasks = {name: permit(task_named(name), command.allow_code_execution) for name in suite.names}
+    for name, task in tasks.items():
+        items[name] = task.load(command.data, command.limit)
+        unused = {"generate": (), "letters": LETTERS_UNUSED, "log-likelihood": DECODING}[task.kind]
+        changes: dict[str, Any] = {"task": name, "out": command.out / name.replace(":", "-")}
+        commands[name] = replace(command, **changes, **{option: defaults[option] for option in unused})
+        commands[name].asked()
+    from ..evaluation import asked_items
     from ..models import load
     from ..serving import VllmHost
 
     loaded = load(command.model, loops=command.loops, dtype=command.dtype, device=command.device)
+    for name, one in commands.items():
+        task, rule, budget = one.asked()
+        if task.kind == "generate":
+            asked_items(*loaded, task, items[name], rule, budget)
     found: dict[str, Run] = {}
     with VllmHost() as host:
-        for name in suite.names:
-            changes: dict[str, Any] = {"task": name, "out": command.out / name.replace(":", "-")}
-            found[name] = replace(command, **changes, **(defaults if is_likelihood(name) else {})).evaluated(loaded=loaded, host=host)
+        for name, one in commands.items():
+            found[name] = one.evaluated(loaded=loaded, host=host)
     if command.json:
         runs = {name: run.header | {"out": run.source} | run_figures(run) for name, run in found.items()}
         print_json({"suite": command.task, "source": suite.source, "tasks": runs})

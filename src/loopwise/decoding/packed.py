@@ -18,8 +18,8 @@ from torch.nn import functional
 from ..models import free_memory_bytes
 
 LARGE_BYTES = 1 << 24
-"""Of a weight that is packed for a single row too where threads sleep while they wait. torch's own product with a single row runs on
-one thread and wakes none; where threads spin, all of them together are faster for every weight (``benchmarks/packed_linear.py``). A guess."""
+"""Of a weight that is packed for a single row, too, where threads sleep while they wait: torch's own product with a single row runs on
+one thread and wakes none. Where threads spin, all together are faster for every weight (``benchmarks/packed_linear.py``). A guess."""
 SHARE_OF_FREE = 0.25
 """Of the memory that is free, how much the copies may take. A guess: keys and values need the rest."""
 

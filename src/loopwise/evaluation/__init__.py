@@ -1,6 +1,6 @@
 """Arms on tasks: runs of graded records, preceded by the parity check."""
 
-from .asking import items_hash
+from .asking import asked_items, items_hash
 from .conversations import check_conversations
 from .defaults import task_budget_tokens, task_rule, task_samples
 from .engines import EvaluationEngine, check_decoding, check_vllm_way, start_vllm
@@ -19,6 +19,7 @@ __all__ = [
     "ParityError",
     "Ranks",
     "RanksError",
+    "asked_items",
     "check_conversations",
     "check_decoding",
     "check_parity",

@@ -153,7 +153,7 @@ class Answering:
         )
 
     def graded(self, row: Row, completion: Completion) -> Record:
-        grade = self.task.grade(row.item, self.whole_text(row.item.prompt, completion), forced=completion.forced_tokens > 0)
+        grade = self.task.grade(row.item, self.whole_text(row.item.prompt, completion), forced=self.opened(completion))
         return self.record(
             row,
             correct=grade.correct,
@@ -172,6 +172,11 @@ class Answering:
         thinking = self.chat.thinking
         opened = thinking is not None and self.chat.starts_in_thinking(prompt, thinking=self.rule.thinking)
         return (thinking.opening if thinking and opened else "") + completion.text
+
+    def opened(self, completion: Completion) -> bool:
+        """Whether budget forcing opened the answer, and did not close the thinking."""
+        forced = [token for token, is_forced in zip(completion.token_ids, completion.forced_mask, strict=True) if is_forced]
+        return bool(forced) and tuple(forced) == self.chat.continuation(self.task.answer_opener)[: len(forced)]
 
     def letters(self, batch: Sequence[Row], add: Callable[[Record], None], report: Progress) -> None:
         """One batch of multiple-choice items: the highest next-token logit among the option letters."""

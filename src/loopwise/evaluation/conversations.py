@@ -82,7 +82,7 @@ def hold(answering: Answering, batch: Sequence[Row], add: Callable[[Record], Non
         one = asked[index]
         one.answers.append(completion)
         one.flops += answering.flops(completion.prompt_tokens, completion.generated_tokens)
-        one.conversation.reply(answering.whole_text(one.prompt, completion), forced=completion.forced_tokens > 0)
+        one.conversation.reply(answering.whole_text(one.prompt, completion), forced=answering.opened(completion))
         if not one.conversation.over:
             one.prompt = answering.chat.encode_messages(one.conversation.messages, thinking=answering.rule.thinking)
             one.too_long = positions is not None and len(one.prompt) + answering.budget_tokens > positions

@@ -10,14 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cost import Meter
 from ..decoding import DecodingRule, plan_batches, read_chat
-from ..decoding.batch import check_prompts
-from ..decoding.rows import write_script
 from ..models import loops_of
 from ..records import Record, Run, RunWriter, read_run, write_json
 from ..serving import VllmHost, vllm_version
 from ..tasks import Item, Task, permit, task_named, wall_facts
 from .answering import Answering, Batching, Progress, Row
-from .asking import hash_items
+from .asking import asked_items, hash_items
 from .conversations import check_conversations
 from .defaults import in_task_mode, task_budget_tokens, task_rule, task_samples
 from .engines import Check, EvaluationEngine, check_engine, make_ready, parity_json
@@ -98,25 +96,17 @@ def evaluate(
         where = None if out is None else Path(out)
         way = LikelihoodWay(out=where, seed=seed, batch_size=batch_size, budget_tokens=budget, arm=arm, progress=progress)
         return evaluate_log_likelihood(model, tokenizer, task, items, way, parity)
-    chat = read_chat(model, tokenizer)
-    if task.thinking and (chat.template is None or chat.thinking is None):
-        raise ValueError(
-            f"{task.name} is asked in thinking mode, and this model's chat template has none; take a task without, or another model"
-        )
-    items = [item.asked(in_chat=chat.template is not None) for item in items]
-    prompts = [chat.encode(item.prompt, thinking=rule.thinking) for item in items]
+    items, prompts = asked_items(model, tokenizer, task, items, rule, budget)
     plan_batches([len(prompt) for prompt in prompts], batch_size)
     spread = Spread(ranks or Ranks())
     if task.kind == "letters":
         engine = "eager"
-    else:  # what `generate` refuses is refused here, before there is a run in the folder
-        write_script(rule, chat, budget, task.answer_opener)
-        check_prompts(model, prompts, budget)
+    else:
         check_conversations(task, engine)
         check_engine(engine, model, rule, fixed_rows=fixed_rows, num_ranks=spread.ranks.size)
     header = run_header(
         model_facts(model)
-        | {"chat_template": chat.template is not None, **task.facts}
+        | {"chat_template": read_chat(model, tokenizer).template is not None, **task.facts}
         | ({"code_execution": wall_facts()} if task.executes_code else {}),
         arm=arm or f"{'looped' if loops_of(model) else 'unlooped'} {rule.name} {budget}",
         task=task,

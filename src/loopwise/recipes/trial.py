@@ -25,8 +25,8 @@ from ..serving import VllmHost
 from ..tasks import Task, permit, tasks_named
 from .arm_runner import ArmRunner, Pair, deciding_twin
 from .judging import judge_trial
-from .likelihood_trial import check_likelihoods, only_likelihoods
 from .noise_floor import arms_repeated
+from .scored_trial import check_scored, only_scored
 from .selection import check_apart, keep_selection, loops_of_study
 from .trial_arms import budgets_of, check_larger, in_arm_set, reserves_of
 from .trial_settings import Progress, TrialSettings
@@ -168,13 +168,7 @@ def plan_trial(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], bud
     settings = in_arm_set(settings)
     if settings.larger_model is not None:
         check_larger(source, resolve(settings.larger_model, weights=False))
-    check_likelihoods(tasks, budgets=budgets, rules=settings.rules, votes=settings.vote_samples, thinking=settings.thinking)
-    scored = [task.name for task in tasks if task.kind != "generate"]
-    if scored and len(scored) < len(tasks) and not budgets:
-        raise TrialError(
-            f"{scored[0]} is answered by options and has no budgets, other tasks are written in several; give tasks of one kind, or run "
-            "evaluate on all of them and judge the runs together"
-        )
+    check_scored(tasks, budgets=budgets, rules=settings.rules, votes=settings.vote_samples, thinking=settings.thinking)
     planned = []
     for task in tasks:
         own = task_budget_tokens(task, thinking=settings.thinking)
@@ -206,7 +200,7 @@ def plan_trial(source: Source, loops: Sequence[Loop], tasks: Sequence[Task], bud
         vote_samples=settings.vote_samples,
         thinking=settings.thinking,
         larger_model=None if settings.larger_model is None else str(settings.larger_model),
-        **({"longer_twin_ratio": None} if only_likelihoods(tasks) else {}),
+        **({"longer_twin_ratio": None} if only_scored(tasks) else {}),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from .answers import answer_part
+
 Message = Mapping[str, str]
 """One message of a conversation: its ``role``, user or assistant, and its ``content``."""
 
@@ -68,7 +70,7 @@ class Conversation(Protocol):
 
     def reply(self, text: str, *, forced: bool = False) -> None:
         """Take the model's whole answer, thinking included, to the last message: one more message of the user's, or the end.
-        ``forced``: budget forcing inserted something in it, where no thinking was open the task's ``answer_opener``.
+        ``forced``: budget forcing inserted the task's ``answer_opener`` in it.
         """
 
     def grade(self) -> Grade:
@@ -81,7 +83,7 @@ class Task:
 
     name: str
     version: str
-    """Rises with every change to items, prompt or grading: runs of two versions are not compared."""
+    """Rises with every change to items, prompt or grading that is released: runs of two versions are not compared."""
     kind: Kind
     """``generate``: the model writes and `grade` reads. ``letters``: the highest next-token logit among the option letters.
     ``log-likelihood``: the option whose continuation is most likely, as `scorer` compares them."""
@@ -94,7 +96,7 @@ class Task:
     answer_opener: str
     """What budget forcing inserts to open the final answer of a model without thinking tags, or what stands before the letter."""
     forced_cut: str | None = None
-    """Where budget forcing inserted something, the answer begins after the last of this text; None where the whole is read either way."""
+    """Where budget forcing inserted ``answer_opener``, the answer begins after the last of this text; None where all is read either way."""
     splits: tuple[str, ...] = ("test",)
     samples: int = 1
     """Answers per item where nobody asks for another number, averaged per item; the same in both arms of a pair."""
@@ -147,7 +149,7 @@ class Task:
         return self.loader(None if data is None else Path(data), limit, split)
 
     def grade(self, item: Item, text: str, *, forced: bool = False) -> Grade:
-        """Judge a whole answer text, thinking included; ``forced``: budget forcing inserted something in it.
+        """Judge a whole answer text, thinking included; ``forced``: budget forcing inserted the task's ``answer_opener`` in it.
 
         A chat template that opens the thinking inside the prompt leaves no opening tag in the answer: put it back in front of
         ``text``, or an unfinished thought would be read as the answer.
@@ -158,7 +160,8 @@ class Task:
         if self.executes_code and not self.code_allowed:
             raise TaskError(self.refusal())
         if forced and self.forced_cut is not None:
-            text = text.rpartition(self.forced_cut)[2]
+            part = answer_part(text)  # an opener inside a thought that never ended opens nothing
+            text = text if part is None else part.rpartition(self.forced_cut)[2]
         return self.grader(item, text)
 
     def refusal(self) -> str:
