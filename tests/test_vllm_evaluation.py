@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import loopwise
-from like_vllm import ModelLLM, save_ending_early, start_like_vllm
+from like_vllm import ModelLLM, fake_vllm, save_ending_early, start_like_vllm
 from likelihood_rows import write_rows
 from loopwise.cli import main
 from loopwise.decoding import DecodingRule
@@ -120,6 +120,25 @@ def test_a_start_that_failed_leaves_nothing_to_the_next(folder: Path, started: l
         other.on(model, max_tokens=50, max_rows=2)
         assert folders[-1].is_dir() and folders[-1] != folders[-2]
     assert "VLLM_RPC_BASE_PATH" not in os.environ and not folders[-1].exists()
+
+
+def test_a_start_that_fails_is_said_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def llm(name: str, **more: Any) -> Any:
+        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
+
+    fake_vllm(monkeypatch)
+    module: Any = sys.modules["vllm"]
+    module.LLM, module.plugins = llm, sys.modules["vllm.plugins"]
+    module.plugins.load_general_plugins = lambda: None
+    out = folder.parent / "run"
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(folder), "--task", "ladder", "--limit", "2", "--budget", "8", "--engine", "vllm", "--out", str(out)])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        error.startswith("loopwise evaluate: vLLM does not start on ")
+        and "Engine core initialization failed. See root cause above." in error
+    )
+    assert "take fewer rows or shorter sequences" in error and not (out / "header.json").exists()
 
 
 def test_another_checkpoint_in_the_same_folder_starts_another_engine(folder: Path, started: list[VllmEngine]) -> None:

@@ -101,7 +101,7 @@ def load_engine(
 
     Raises:
         ModelError, LoopError: as `loopwise.models.load`; or a family that loops in vLLM were not written for.
-        ServingError: vLLM is not installed, or a setting that cannot be.
+        ServingError: vLLM is not installed, does not start, or a setting that cannot be.
     """
     _check_numbers(max_tokens=max_tokens, max_rows=max_rows, cache_bytes=cache_bytes)
     if dtype not in ("auto", *DTYPES):
@@ -114,18 +114,24 @@ def load_engine(
     config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     vllm = import_vllm()
     vllm.plugins.load_general_plugins()
-    llm = vllm.LLM(
-        str(source.folder),
-        dtype=_own_dtype(config) if dtype == "auto" else DTYPES[dtype],
-        max_model_len=max_tokens,
-        max_num_seqs=max_rows,
-        kv_cache_memory_bytes=cache_bytes,
-        enforce_eager=eager,
-        trust_remote_code=False,
-        load_format="safetensors",
-        additional_config={LOOPS: format_loops(chosen)},
-        **_own_settings(config) | (settings or {}),
-    )
+    try:
+        llm = vllm.LLM(
+            str(source.folder),
+            dtype=_own_dtype(config) if dtype == "auto" else DTYPES[dtype],
+            max_model_len=max_tokens,
+            max_num_seqs=max_rows,
+            kv_cache_memory_bytes=cache_bytes,
+            enforce_eager=eager,
+            trust_remote_code=False,
+            load_format="safetensors",
+            additional_config={LOOPS: format_loops(chosen)},
+            **_own_settings(config) | (settings or {}),
+        )
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ServingError(
+            f"vLLM does not start on {source.name} for {max_rows} rows of {max_tokens or 'all its'} tokens: "
+            f"{' '.join(str(error).split())[:160]}; its own messages say why: where memory is short take fewer rows or shorter sequences"
+        ) from error
     running = llm.llm_engine.vllm_config.model_config
     return VllmEngine(
         llm=llm,
