@@ -98,8 +98,10 @@ def _text(model: str, found: Bench) -> str:
         )
     for arm in found.arms:
         for rows, bound in ((1, arm.at_batch_1), (arm.batch_size, arm.at_batch)):
+            reached = max(bound.bandwidth_seconds, bound.compute_seconds) / bound.seconds
+            share = "" if bound.regime == "launch" else f" at {100 * reached:.0f} % of the device's rate"
             lines.append(
-                f"{arm.arm}, batch {rows}: {bound.regime}-bound; a step takes {1e3 * bound.seconds:.2f} ms, its bytes need "
+                f"{arm.arm}, batch {rows}: {bound.regime}-bound{share}; a step takes {1e3 * bound.seconds:.2f} ms, its bytes need "
                 f"{1e3 * bound.bandwidth_seconds:.2f} and its arithmetic {1e3 * bound.compute_seconds:.2f}"
             )
     rates = found.rates
