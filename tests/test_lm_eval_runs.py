@@ -494,7 +494,12 @@ def test_a_suite_answers_nothing_where_one_of_its_prompts_is_too_long(
     given = (str(saved(tmp_path / "model")), "--task", "short", "--data", str(tmp_path), "--budget", "9", "--out", str(tmp_path / "runs"))
     with pytest.raises(SystemExit):
         command(*given, "--limit", "1")
-    assert "and with the budget of 9 needs" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        error.startswith("loopwise evaluate: gsm8k: prompt 0 has ")
+        and "and with the budget of 9 needs" in error
+        and not (tmp_path / "runs").exists()
+    )
     monkeypatch.setitem(SUITES, "short", Suite(source="here", tasks=tasks[:2]))
     command(*given, "--limit", "1")
     assert [read_run(tmp_path / "runs" / name).header["budget_tokens"] for name in ("ladder", "arc_challenge")] == [9, 1]

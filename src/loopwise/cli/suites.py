@@ -41,9 +41,9 @@ def evaluate_suite_command(command: Command) -> None:
     """Every task of a suite with one model, in the suite's order; the same command goes on after a kill.
 
     Raises:
-        UsageError: options for decoding, and no task that decodes.
+        UsageError: options for decoding, and no task that decodes; or a task that this model cannot be asked, such as a prompt that it
+            has no positions for, before the first is answered.
         TaskError: a task whose rows are missing, or that runs code without permission, before the model is loaded.
-        DecodingError: a prompt of any task that the model has no positions for, before the first is answered.
     """
     refuse_ranks(f"--task {command.task}")
     from ..tasks import SUITES, permit, task_named
@@ -76,7 +76,10 @@ def evaluate_suite_command(command: Command) -> None:
     for name, one in commands.items():
         task, rule, budget = one.asked()
         if task.kind == "generate":
-            asked_items(*loaded, task, items[name], rule, budget)
+            try:
+                asked_items(*loaded, task, items[name], rule, budget)
+            except ValueError as error:
+                raise UsageError(f"{name}: {error}") from None
     found: dict[str, Run] = {}
     with VllmHost() as host:
         for name, one in commands.items():
