@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -225,6 +226,20 @@ def saved(folder: Path) -> Path:
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def test_a_step_is_said_with_its_share_of_the_rate_unless_it_is_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loopwise.cli import main
+
+    given = ["bench", str(saved(tmp_path)), "--context", "12", "--steps", "2", "--repeats", "1", "--batch-size", "1"]
+    for rate, said in ((1.0, r"bandwidth-bound at \d+ % of the device's rate; a step takes"), (1e30, r"launch-bound; a step takes")):
+        rates = Rates(bytes_per_second=rate, flops_per_second=1e30)
+        monkeypatch.setattr(bench_module, "measure_rates", lambda device, dtype, rates=rates: rates)
+        main(given)
+        lines = [line for line in capsys.readouterr().out.splitlines() if "a step takes" in line]
+        assert lines and all(re.search(said, line) for line in lines)
 
 
 def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
